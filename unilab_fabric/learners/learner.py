@@ -1,0 +1,110 @@
+"""What the runner may ask of any learner."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from unilab_fabric.errors import UserError, UserErrors
+from unilab_fabric.spaces import TaskSpec
+
+if TYPE_CHECKING:  # a learner's configuration is read before torch is loaded
+    import torch
+    from torch import Tensor
+
+    from unilab_fabric.parallel.reduce import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Transitions drawn from replay, float32 on the learner's device unless said otherwise; B is the batch size."""
+
+    actor: "Tensor"  # (B, actor observation)
+    critic: "Tensor"  # (B, critic observation)
+    action: "Tensor"  # (B, actions), in the environment's units
+    reward: "Tensor"  # (B,), sum of discounted rewards over `steps`
+    next_actor: "Tensor"  # (B, actor observation), the true one: after a time-out not that of the next episode
+    next_critic: "Tensor"  # (B, critic observation)
+    terminated: "Tensor"  # (B,) bool; a time-out is not a termination
+    discount: "Tensor"  # (B,), gamma ** (rewards summed)
+
+
+class Learner(Protocol):
+    """All that the runner asks of an algorithm."""
+
+    replicated: Mapping[str, "Tensor"]
+    """The live tensors of the replicated state by group name (`critic`, `critic/exp_avg`, `normaliser/mean`, ...):
+    broadcast at the start, compared by the replica check, saved and loaded in place."""
+    metric_names: tuple[str, ...]
+    """Tags of `metrics`, fixed before the first tick."""
+    metrics: "Tensor"
+    """(len(metric_names), 2) float64 on the device: sum and count since the runner last set it to zero."""
+    updates_per_tick: int
+    """Critic updates in one cycle."""
+    batch_size: int
+    """Transitions of one update, per rank."""
+
+    def act(self, observation: "Tensor") -> "Tensor":
+        """Sampled actions for (num_envs, actor observation), (num_envs, actions) in the environment's units."""
+        ...
+
+    def update(self, batch: Batch, index: int) -> None:
+        """One critic update and what belongs to it; `index` is its place in the cycle. Reads nothing back."""
+        ...
+
+    def policy(self) -> "torch.nn.Module":
+        """The deterministic policy, normaliser inside: (n, actor observation) -> (n, actions)."""
+        ...
+
+    def skipped_updates(self) -> "Tensor":
+        """Optimiser steps skipped for a non-finite gradient since the start, an integer tensor on the device."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig:
+    """What every off-policy learner's configuration has; `learner:` in a config names a subclass of it."""
+
+    batch_size: int = 8192
+    """Transitions of one critic update, per rank."""
+    updates_per_tick: int = 8
+    """Critic updates in one tick."""
+    replay_ticks: int = 1024
+    """Ticks kept in each rank's replay; a tick holds one transition of each of the rank's environments."""
+    learning_starts: int = 10
+    """Ticks in replay before the first update."""
+    n_step: int = 1
+    """Rewards summed before the bootstrap."""
+    discount: float = 0.97
+    """Discount per control step (gamma)."""
+
+    def check(self, num_envs: int) -> None:
+        """Raises UserErrors where the settings cannot serve `num_envs` environments of a rank."""
+        problems = []
+        if self.replay_ticks * num_envs < self.batch_size:
+            problems.append(
+                UserError(
+                    "learner.replay_ticks",
+                    self.replay_ticks,
+                    f"allowed: {-(-self.batch_size // num_envs)} or more, so that {num_envs} environments fill a batch "
+                    f"of {self.batch_size}",
+                )
+            )
+        if self.learning_starts * num_envs < self.batch_size:
+            problems.append(
+                UserError(
+                    "learner.batch_size",
+                    self.batch_size,
+                    f"allowed: {self.learning_starts * num_envs} or less, the transitions that {num_envs} environments "
+                    f"give in learner.learning_starts = {self.learning_starts} ticks",
+                )
+            )
+        if not 1 <= self.learning_starts <= self.replay_ticks:
+            problems.append(
+                UserError("learner.learning_starts", self.learning_starts, f"allowed: 1 to {self.replay_ticks} ticks")
+            )
+        if problems:
+            raise UserErrors(problems)
+
+    def build(self, spec: TaskSpec, device: "torch.device", precision: str, ranks: "Ranks", seed: int) -> Learner:
+        """The learner on its device; `precision` is resolved (32-true or bf16-mixed), `seed` is the rank's."""
+        raise NotImplementedError
