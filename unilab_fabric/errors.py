@@ -1,7 +1,8 @@
 """What a user may read before training starts: one line per problem, no traceback."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -23,6 +24,32 @@ class UserErrors(Exception):
     def __init__(self, problems: Iterable[UserError]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class Problems:
+    """Gathers problems instead of stopping at the first one."""
+
+    def __init__(self) -> None:
+        self.found: list[UserError] = []
+
+    def add(self, field: str, value: object, allowed: str) -> None:
+        """One more problem."""
+        self.found.append(UserError(field, value, allowed))
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """A block whose UserError or UserErrors is kept; what follows the block goes on."""
+        try:
+            yield
+        except UserError as problem:
+            self.found.append(problem)
+        except UserErrors as several:
+            self.found += several.problems
+
+    def raise_any(self) -> None:
+        """Raises UserErrors if there was a problem; one that was found twice is said once."""
+        if self.found:
+            raise UserErrors({str(problem): problem for problem in self.found}.values())
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
