@@ -2,17 +2,48 @@
 
 Gymnasium sees a `VectorEnv` (`reset`, `step`, final observations in `infos`). The collector calls `advance`, which
 leaves its results in the arrays named below and makes no copies.
+
+A task derives from `TaskEnv`, says its sizes and reward terms to the constructor and fills in four methods, called in
+this order within a step: `_simulate`, `_evaluate`, `_observe`, and for ended environments `_begin` and `_observe`.
+Arrays of one component per row are (components, N), so that each component is contiguous; what leaves the task is
+(N, components).
 """
 
-from typing import Any
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
-from gymnasium.vector import VectorEnv
-from numpy.typing import NDArray
+from gymnasium import spaces
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import ArrayLike, NDArray
 
-from unilab_fabric.spaces import Metric, TaskSpec
+from unilab_fabric.errors import UserError
+from unilab_fabric.spaces import Metric, Mirror, TaskSpec
 
 Array = NDArray[np.float32]
+Ids = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+
+EVERY = slice(None)
+"""All environments, for the methods that take the ids of some."""
+
+FAULTS = {
+    "Env/physics_diverged": "the simulation diverged",
+    "Env/nonfinite_action": "the action is not finite",
+    "Env/nonfinite_observation": "the observation is not finite",
+    "Env/nonfinite_reward": "the reward is not finite",
+}
+"""What ends one environment's episode though the task did not: the counter's tag and what the log says."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class StateUnavailable(Exception):
+    """The environments cannot give or take their state, so a resumed run starts them anew."""
 
 
 class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
@@ -24,27 +55,359 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
     """The same for the state the step reached: for an ended episode its true last observation."""
     reward: Array
     """(N,)"""
-    terminated: NDArray[np.bool_]
+    terminated: Mask
     """(N,): failure; cuts the bootstrap."""
-    truncated: NDArray[np.bool_]
+    truncated: Mask
     """(N,): time limit, and not terminated too; the value goes on."""
     metrics: tuple[Metric, ...]
     """What `totals` counts."""
     totals: NDArray[np.float64]
     """(len(metrics), 2): sum and count, added to by `advance`; whoever reads them sets them to zero."""
 
+    name: str
+    """The task's name in `task_spec`."""
+    mirrors: dict[Literal["actor", "critic", "action"], Mirror] | None = None
+    """Left-right reflections of `actor`, `critic` and `action`, where the task has that symmetry."""
+
+    # For subclasses, rewritten by every step.
+    terms: Array
+    """(reward terms, N): the values f of the reward terms, without weights; `_evaluate` fills it."""
+    figures: Array
+    """(figures, N): what is averaged over an episode besides; `_evaluate` fills it."""
+    episode_length: NDArray[np.int64]
+    """(N,): steps since the episode began, the present one included."""
+    mutable: dict[str, NDArray[Any]]
+    """Live arrays that `get_state` copies and `set_state` writes; a task adds its own."""
+
+    def __init__(
+        self,
+        *,
+        num_envs: int,
+        actor_size: int,
+        critic_size: int,
+        action_low: ArrayLike,
+        action_high: ArrayLike,
+        episode_steps: int | None,
+        reward_terms: Mapping[str, float],
+        reward_factor: float = 1.0,
+        figures: Sequence[str] = (),
+        falls: bool = False,
+        stagger: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Allocates everything a step needs.
+
+        Args:
+            num_envs: Environments.
+            actor_size: Entries of one actor observation.
+            critic_size: Entries of one critic observation.
+            action_low: (actions,), least values.
+            action_high: (actions,), greatest values.
+            episode_steps: Control steps until the time limit; None leaves `truncated` to `_evaluate`.
+            reward_terms: Weight per second of each reward term; with none, `_evaluate` fills `reward` itself.
+            reward_factor: What the weighted sum is multiplied by: the control step [s] times any scale.
+            figures: Names of what `figures` holds.
+            falls: Whether a termination is a fall: reported as `fell` and `Episode/falls`.
+            stagger: First episodes end after a random part of the time limit, so that time-outs do not coincide.
+            seed: Seed of the generator, until `reset` brings another.
+        """
+        if num_envs < 1:
+            raise UserError("task.num_envs", num_envs, "allowed: 1 or more")
+        self.num_envs = num_envs
+        self.name = type(self).__name__
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+        low, high = np.asarray(action_low, np.float32), np.asarray(action_high, np.float32)
+        self.single_action_space = spaces.Box(low, high, dtype=np.float32)
+        self._action_low, self._action_high = tuple(low.tolist()), tuple(high.tolist())
+        self.single_observation_space = spaces.Dict(
+            {
+                "actor": spaces.Box(-np.inf, np.inf, (actor_size,), np.float32),
+                "critic": spaces.Box(-np.inf, np.inf, (critic_size,), np.float32),
+            }
+        )
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._np_random, self._np_random_seed = seeding.np_random(seed)
+
+        sizes = {"actor": actor_size, "critic": critic_size}
+        self.observation = {group: np.zeros((num_envs, size), np.float32) for group, size in sizes.items()}
+        self.next_observation = {group: np.zeros((num_envs, size), np.float32) for group, size in sizes.items()}
+        # Reward, terms and figures are rows of one array, so one call adds them to the sums of the running episodes.
+        self._step_rows = np.zeros((1 + len(reward_terms) + len(figures), num_envs), np.float32)
+        self._episode_rows = np.zeros_like(self._step_rows)
+        self.reward = self._step_rows[0]
+        self.terms = self._step_rows[1 : 1 + len(reward_terms)]
+        self.figures = self._step_rows[1 + len(reward_terms) :]
+        self.terminated = np.zeros(num_envs, np.bool_)
+        self.truncated = np.zeros(num_envs, np.bool_)
+        self._ended = np.zeros(num_envs, np.bool_)
+        self._faulty = np.zeros(num_envs, np.bool_)
+        self.episode_length = np.zeros(num_envs, np.int64)
+        self._episode_steps = episode_steps
+        self._time_limit = np.zeros(num_envs, np.int64)
+        self._stagger = stagger
+
+        self._term_names = tuple(reward_terms)
+        weights = np.array(list(reward_terms.values()), np.float32)
+        self._reward_weights = weights * np.float32(reward_factor)
+        self._neutral_action = np.clip(np.float32(0), low, high)
+
+        self._episode_names = ("r", "l", *self._term_names, *figures, *(["fell"] if falls else []))
+        self._row_scale = np.concatenate([weights, np.ones(len(figures), np.float32)])[:, None]
+        self._falls = falls
+        self._last_ids: Ids = np.zeros(0, np.intp)
+        self._last_episodes = np.zeros((len(self._episode_names), 0), np.float64)
+        self.metrics = (
+            Metric(name="Train/mean_reward"),
+            Metric(name="Train/mean_episode_length"),
+            *(Metric(name=f"Episode/{name}") for name in (*self._term_names, *figures)),
+            *([Metric(name="Episode/falls")] if falls else []),
+            *(Metric(name=tag, kind="total") for tag in FAULTS),
+        )
+        self.totals = np.zeros((len(self.metrics), 2))
+        self._fault_row = {tag: len(self._episode_names) + i for i, tag in enumerate(FAULTS)}
+        self._faults_told: set[str] = set()
+
+        self.mutable = {
+            "observation/actor": self.observation["actor"],
+            "observation/critic": self.observation["critic"],
+            "episode/length": self.episode_length,
+            "episode/time_limit": self._time_limit,
+            "episode/sums": self._episode_rows,
+            "totals": self.totals,
+        }
+
+    # What a task fills in.
+
+    def _begin(self, ids: Ids) -> None:
+        """Puts these environments at the start of an episode."""
+        raise NotImplementedError
+
+    def _simulate(self, action: Array) -> Mask | None:
+        """One control step of physics with finite actions (N, actions); the environments that diverged, if any."""
+        raise NotImplementedError
+
+    def _evaluate(self) -> None:
+        """Fills `terms`, `figures` and `terminated` (all false before the call) from the state just reached."""
+        raise NotImplementedError
+
+    def _observe(self, ids: Ids | slice, actor: Array, critic: Array) -> None:
+        """Writes the observations of these environments; `EVERY` comes right after `_simulate`, ids after `_begin`."""
+        raise NotImplementedError
+
+    # What the learner and the collector use.
+
     def task_spec(self) -> TaskSpec:
         """Sizes, limits, metrics and mirrors, for the learner."""
-        raise NotImplementedError
+        return TaskSpec(
+            name=self.name,
+            num_envs=self.num_envs,
+            actor_size=self.observation["actor"].shape[1],
+            critic_size=self.observation["critic"].shape[1],
+            action_low=self._action_low,
+            action_high=self._action_high,
+            metrics=self.metrics,
+            mirrors=self.mirrors,
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Starts every environment anew; a seed replaces the generator, and there are no options."""
+        if options:
+            raise ValueError(f"reset options are {sorted(options)}; a task takes none")
+        super().reset(seed=seed)
+        self.totals[:] = 0
+        self._start_episodes(np.arange(self.num_envs))
+        if self._stagger and self._episode_steps is not None:
+            self._time_limit[:] = self.np_random.integers(1, self._episode_steps + 1, self.num_envs)
+        for group, observation in self.observation.items():
+            self.next_observation[group][:] = observation
+        return {group: observation.copy() for group, observation in self.observation.items()}, {}
+
+    def step(self, actions: Array) -> tuple[dict[str, Array], Array, Mask, Mask, dict[str, Any]]:
+        """`advance` for users of Gymnasium: fresh copies, and final observations and episode figures in `infos`."""
+        self.advance(np.asarray(actions, np.float32))
+        return (
+            {group: observation.copy() for group, observation in self.observation.items()},
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            self._infos(),
+        )
 
     def advance(self, action: Array) -> None:
         """One control step of all environments with (N, actions), same-step autoreset included."""
-        raise NotImplementedError
+        self._faulty[:] = False
+        action = self._finite(action)
+        diverged = self._simulate(action)
+        if diverged is not None:
+            self._fault("Env/physics_diverged", diverged)
+        self.episode_length += 1
+        self.terminated[:] = False
+        np.greater_equal(self.episode_length, self._time_limit, out=self.truncated)
+        with np.errstate(invalid="ignore", over="ignore"):  # looked for below, and told with the environment's number
+            self._evaluate()
+            if self._term_names:
+                np.einsum("k,kn->n", self._reward_weights, self.terms, out=self.reward)
+            self._observe(EVERY, self.next_observation["actor"], self.next_observation["critic"])
+        self._find_nonfinite()
+        if self._faulty.any():
+            self._neutralise()
+        np.greater(self.truncated, self.terminated, out=self.truncated)
+        np.logical_or(self.terminated, self.truncated, out=self._ended)
+        self._episode_rows += self._step_rows
+        for group, observation in self.observation.items():
+            np.copyto(observation, self.next_observation[group])
+        self._last_ids = np.flatnonzero(self._ended)
+        if self._last_ids.size:
+            self._finish_episodes(self._last_ids)
+            self._start_episodes(self._last_ids)
 
     def get_state(self) -> dict[str, NDArray[Any]]:
-        """All mutable state, as arrays that `np.load(allow_pickle=False)` reads back."""
-        raise NotImplementedError
+        """All mutable state, as arrays that `np.load(allow_pickle=False)` reads back.
+
+        Raises StateUnavailable for foreign environments that cannot be saved.
+        """
+        state = {name: array.copy() for name, array in self.mutable.items()}
+        state["generator"] = encode_generator(self.np_random)
+        return state
 
     def set_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Continues bit for bit where `get_state` was called."""
-        raise NotImplementedError
+        """Continues bit for bit where `get_state` was called, on a task made with the same settings.
+
+        Raises ValueError for a state of other environments, StateUnavailable as `get_state` does.
+        """
+        expected = {name: array.shape for name, array in self.mutable.items()}
+        given = {name: np.shape(array) for name, array in state.items() if name != "generator"}
+        if given != expected:
+            raise ValueError(f"the state has {given}; this task has {expected}")
+        for name, array in self.mutable.items():
+            array[...] = state[name]
+        decode_generator(self.np_random, state["generator"])
+
+    # The parts of a step.
+
+    def _finite(self, action: Array) -> Array:
+        """The action; where it is not finite, the middle of its range, and the environment is at fault."""
+        if action.shape != self.action_space.shape:
+            raise ValueError(f"actions have the shape {action.shape}; this task takes {self.action_space.shape}")
+        if math.isfinite(action.sum(dtype=np.float64)):
+            return action
+        bad = _nonfinite_rows(action)
+        self._fault("Env/nonfinite_action", bad)
+        return np.where(bad[:, None], self._neutral_action, action)
+
+    def _find_nonfinite(self) -> None:
+        if not np.isfinite(self._step_rows).all():
+            self._fault("Env/nonfinite_reward", _nonfinite_rows(self._step_rows.T))
+        for observation in self.next_observation.values():
+            if not np.isfinite(observation).all():
+                self._fault("Env/nonfinite_observation", _nonfinite_rows(observation))
+
+    def _fault(self, tag: str, mask: Mask) -> None:
+        """Counts these environments' fault; an environment counts once a step, by its first fault."""
+        new = np.flatnonzero(mask & ~self._faulty)
+        if not new.size:
+            return
+        self._faulty[new] = True
+        self.totals[self._fault_row[tag]] += new.size
+        if tag not in self._faults_told:
+            self._faults_told.add(tag)
+            first = int(new[0])
+            named = [name for name, row in zip(self._term_names, self.terms[:, first], strict=True) if row != row]
+            _LOG.warning(
+                "%s in environment %d at step %d of its episode%s; the episode ends there (told once, counted as %s)",
+                FAULTS[tag],
+                first,
+                self.episode_length[first],
+                f", in {', '.join(named)}" if tag == "Env/nonfinite_reward" and named else "",
+                tag,
+            )
+
+    def _neutralise(self) -> None:
+        """Makes of a faulty step an ordinary failure: no reward, terminated, and the observation before it."""
+        self._step_rows[:, self._faulty] = 0
+        self.terminated[self._faulty] = True
+        for group, observation in self.observation.items():
+            self.next_observation[group][self._faulty] = observation[self._faulty]
+
+    def _finish_episodes(self, ids: Ids) -> None:
+        """Adds these environments' episodes to `totals` and keeps them for `_infos`."""
+        length = self.episode_length[ids]
+        sums = self._episode_rows[:, ids]
+        rows = [sums[:1], length[None], sums[1:] * self._row_scale / length]
+        if self._falls:
+            rows.append(self.terminated[None, ids])
+        self._last_episodes = np.concatenate(rows, dtype=np.float64)
+        self.totals[: len(self._last_episodes), 0] += self._last_episodes.sum(axis=1)
+        self.totals[: len(self._last_episodes), 1] += ids.size
+
+    def _start_episodes(self, ids: Ids) -> None:
+        """Begins these environments' next episodes and writes their first observations."""
+        self._episode_rows[:, ids] = 0
+        self.episode_length[ids] = 0
+        self._time_limit[ids] = np.iinfo(np.int64).max if self._episode_steps is None else self._episode_steps
+        self._begin(ids)
+        fresh = {group: np.empty((ids.size, rows.shape[1]), np.float32) for group, rows in self.observation.items()}
+        self._observe(ids, fresh["actor"], fresh["critic"])
+        for group, rows in fresh.items():
+            if not np.isfinite(rows).all():
+                self.totals[self._fault_row["Env/nonfinite_observation"]] += 1
+                np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
+            self.observation[group][ids] = rows
+
+    def _infos(self) -> dict[str, Any]:
+        """Gymnasium's infos of the newest step: empty unless an episode ended."""
+        if not self._last_ids.size:
+            return {}
+        final_obs = np.full(self.num_envs, None, dtype=object)
+        for i in self._last_ids:
+            final_obs[i] = {group: rows[i].copy() for group, rows in self.next_observation.items()}
+        episode: dict[str, NDArray[Any]] = {}
+        for name, values in zip(self._episode_names, self._last_episodes, strict=True):
+            kind = np.int64 if name == "l" else np.bool_ if name == "fell" else np.float64
+            episode[name] = np.zeros(self.num_envs, kind)
+            episode[name][self._last_ids] = values
+        return {
+            "final_obs": final_obs,
+            "_final_obs": self._ended.copy(),
+            "final_info": {"episode": episode, "_episode": self._ended.copy()},
+            "_final_info": self._ended.copy(),
+            "episode": {name: values.copy() for name, values in episode.items()},
+            "_episode": self._ended.copy(),
+        }
+
+
+def _nonfinite_rows(rows: Array) -> Mask:
+    """(n, k) -> (n,): where a row holds a value that is not finite."""
+    return np.logical_not(np.isfinite(rows).all(axis=1))
+
+
+def control_steps(episode_s: float, control_step_s: float) -> int:
+    """Control steps until a time limit [s], rounded up; raises UserError where it is shorter than one step."""
+    if not control_step_s <= episode_s < math.inf:
+        raise UserError("task.episode_s", episode_s, f"allowed: {control_step_s} s (one control step) or more")
+    return math.ceil(episode_s / control_step_s - 1e-9)  # 20 s / 0.02 s are 1000 steps, whatever the last bit says
+
+
+_LOW_64 = (1 << 64) - 1
+
+
+def encode_generator(generator: np.random.Generator) -> NDArray[np.uint64]:
+    """The state of a PCG64 generator as six words: state and increment (low, high), and its half-used output."""
+    pcg = generator.bit_generator.state
+    state, increment = int(pcg["state"]["state"]), int(pcg["state"]["inc"])
+    words = [state & _LOW_64, state >> 64, increment & _LOW_64, increment >> 64, pcg["has_uint32"], pcg["uinteger"]]
+    return np.array(words, np.uint64)
+
+
+def decode_generator(generator: np.random.Generator, words: NDArray[np.uint64]) -> None:
+    """Sets a PCG64 generator to what `encode_generator` saw."""
+    state_low, state_high, increment_low, increment_high, has_uint32, uinteger = (int(word) for word in words)
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": state_low | state_high << 64, "inc": increment_low | increment_high << 64},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }
