@@ -42,13 +42,19 @@ class Learner(Protocol):
     """Critic updates in one cycle."""
     batch_size: int
     """Transitions of one update, per rank."""
+    generators: Mapping[str, "torch.Generator"]
+    """The rank's own random generators by name, for checkpoints."""
 
     def act(self, observation: "Tensor") -> "Tensor":
         """Sampled actions for (num_envs, actor observation), (num_envs, actions) in the environment's units."""
         ...
 
     def update(self, batch: Batch, index: int) -> None:
-        """One critic update and what belongs to it; `index` is its place in the cycle. Reads nothing back."""
+        """One critic update and what belongs to it; reads nothing back.
+
+        `index` counts updates from the start of the run (tick * updates_per_tick + place in the cycle), so that what
+        happens at every nth update needs no counter on the host. The batch may be overwritten by the next draw.
+        """
         ...
 
     def policy(self) -> "torch.nn.Module":
@@ -79,6 +85,12 @@ class OffPolicyConfig:
 
     def check(self, num_envs: int) -> None:
         """Raises UserErrors where the settings cannot serve `num_envs` environments of a rank."""
+        problems = self.problems(num_envs)
+        if problems:
+            raise UserErrors(problems)
+
+    def problems(self, num_envs: int) -> list[UserError]:
+        """What `check` raises; a learner adds its own."""
         problems = []
         if self.replay_ticks * num_envs < self.batch_size:
             problems.append(
@@ -102,9 +114,20 @@ class OffPolicyConfig:
             problems.append(
                 UserError("learner.learning_starts", self.learning_starts, f"allowed: 1 to {self.replay_ticks} ticks")
             )
-        if problems:
-            raise UserErrors(problems)
+        return problems
 
-    def build(self, spec: TaskSpec, device: "torch.device", precision: str, ranks: "Ranks", seed: int) -> Learner:
-        """The learner on its device; `precision` is resolved (32-true or bf16-mixed), `seed` is the rank's."""
+    def build(
+        self,
+        spec: TaskSpec,
+        device: "torch.device",
+        precision: str,
+        ranks: "Ranks",
+        seed: int,
+        total_updates: int,
+    ) -> Learner:
+        """The learner on its device.
+
+        `precision` is resolved (32-true or bf16-mixed), `seed` is the rank's, `total_updates` is what the rank will do
+        over the whole run: the horizon of learning-rate schedules.
+        """
         raise NotImplementedError

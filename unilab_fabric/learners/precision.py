@@ -1,0 +1,22 @@
+"""Which arithmetic `training.precision: auto` means."""
+
+from pathlib import Path
+
+import torch
+
+FAST_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
+
+
+def resolve_precision(accelerator: str) -> str:
+    """bf16-mixed where the device (cpu or cuda) has fast bf16 matrix products, else 32-true."""
+    fast = torch.cuda.get_device_capability() >= (8, 0) if accelerator == "cuda" else _cpu_has_fast_bf16()
+    return "bf16-mixed" if fast else "32-true"
+
+
+def _cpu_has_fast_bf16() -> bool:
+    """Asks /proc/cpuinfo; False where there is none, as bf16 without such instructions is slower than float32."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return False
+    flags = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    return not FAST_BF16_FLAGS.isdisjoint(next(flags, "").split())
