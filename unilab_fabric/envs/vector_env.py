@@ -25,6 +25,7 @@ from unilab_fabric.errors import UserError
 from unilab_fabric.spaces import Metric, Mirror, TaskSpec
 
 Array = NDArray[np.float32]
+Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.intp]
 Mask = NDArray[np.bool_]
 
