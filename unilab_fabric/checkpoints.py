@@ -1,0 +1,197 @@
+"""How a checkpoint is written, found and read.
+
+A checkpoint is a folder `tick-<number>` in the run's `checkpoints/`: `manifest.json`, `replicated.pt` (the replicated
+state, once), and for each rank `rank-<r>.pt` (generators, replay, counters) and `rank-<r>-envs.npz`. It is written
+beside its final name, flushed, then renamed, so a folder with that name is whole. Tensors are read with
+`weights_only=True` and arrays without pickle: no file can run code.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unilab_fabric.errors import UserError
+
+if TYPE_CHECKING:  # the command line looks for checkpoints before torch is loaded
+    from torch import Tensor
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+REPLICATED = "replicated.pt"
+_TEMPORARY = ".partial"
+
+
+def checkpoint_name(tick: int) -> str:
+    """Folder name of the checkpoint of `tick`; names sort by tick."""
+    return f"tick-{tick:09d}"
+
+
+def rank_file(rank: int) -> str:
+    """File of a rank's own state."""
+    return f"rank-{rank}.pt"
+
+
+def envs_file(rank: int) -> str:
+    """File of a rank's environments."""
+    return f"rank-{rank}-envs.npz"
+
+
+def whole_checkpoints(run_folder: Path) -> list[Path]:
+    """The whole checkpoints of a run, the oldest first."""
+    return sorted(
+        path
+        for path in (run_folder / "checkpoints").glob("tick-*")
+        if path.suffix != _TEMPORARY and (path / MANIFEST).is_file()
+    )
+
+
+def newest_run(log_root: Path) -> Path | None:
+    """The run folder under `log_root` whose newest checkpoint was written last."""
+    newest = [runs[-1] for path in log_root.glob("*") if (runs := whole_checkpoints(path))]
+    return max(newest, key=lambda path: path.stat().st_mtime).parent.parent if newest else None
+
+
+def find_checkpoint(ckpt_path: str, *, log_root: Path, run_name: str | None) -> Path:
+    """The checkpoint that `ckpt_path` means: a checkpoint's folder, a run's folder (its newest), or `last`.
+
+    `last` is the newest whole checkpoint of the run `run_name`, or of the newest run under `log_root`.
+    Raises UserError where there is none.
+    """
+    if ckpt_path == "last":
+        run = log_root / run_name if run_name else newest_run(log_root)
+        found = whole_checkpoints(run) if run else []
+        if not found:
+            raise UserError("ckpt_path", "last", f"there is no checkpoint under {run or log_root}")
+        return found[-1]
+    path = Path(ckpt_path)
+    if (path / MANIFEST).is_file():
+        return path
+    found = whole_checkpoints(path)
+    if not found:
+        raise UserError("ckpt_path", ckpt_path, "allowed: last, a checkpoint's folder, or the folder of a run with one")
+    return found[-1]
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint. Raises UserError where it is damaged or of another format."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError("ckpt_path", path, f"its {MANIFEST} cannot be read: {error}") from None
+    if manifest.get("format") != FORMAT:
+        raise UserError("ckpt_path", path, f"its format is {manifest.get('format')}; this version reads {FORMAT}")
+    for name, size in manifest["files"].items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != size:
+            raise UserError("ckpt_path", path, f"{name} is missing or not {size} bytes long")
+    return manifest
+
+
+def envs_to_resume(path: Path, *, rank: int, world_size: int) -> Path | None:
+    """The environments' state for a rank, where the checkpoint has one that fits a job of `world_size` ranks."""
+    file = path / envs_file(rank)
+    return file if read_manifest(path)["world_size"] == world_size and file.is_file() else None
+
+
+class CheckpointWriter:
+    """One checkpoint being written: open it on all ranks, write the parts, close it on rank 0."""
+
+    def __init__(self, run_folder: Path, tick: int) -> None:
+        self.final = run_folder / "checkpoints" / checkpoint_name(tick)
+        self.folder = self.final.with_name(self.final.name + _TEMPORARY)
+
+    def open(self) -> None:
+        """Makes the folder, empty; rank 0, before the others write."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+
+    def write(self, name: str, state: Mapping[str, Any]) -> None:
+        """Writes tensors, numbers and texts (and dicts, lists and tuples of them), flushed to disk.
+
+        Raises TypeError where `weights_only=True` could not read them back.
+        """
+        import torch
+
+        refuse_unsafe(name, state)
+        with (self.folder / name).open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self, manifest: Mapping[str, Any]) -> Path:
+        """Writes the manifest and gives the folder its final name; rank 0, after the others have written."""
+        files = {path.name: path.stat().st_size for path in sorted(self.folder.iterdir())}
+        text = json.dumps({"format": FORMAT, **manifest, "files": files}, indent=2)
+        with (self.folder / MANIFEST).open("w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(self.folder)
+        if self.final.exists():  # the same tick once more, for example right after a resume
+            shutil.rmtree(self.final)
+        self.folder.rename(self.final)
+        _sync(self.final.parent)
+        return self.final
+
+
+def read_state(path: Path, name: str) -> dict[str, Any]:
+    """One part of a checkpoint, on the CPU. Raises UserError where it is damaged or could run code."""
+    import torch
+
+    try:
+        state: dict[str, Any] = torch.load(path / name, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises what the damage happens to trigger
+        raise UserError("ckpt_path", path / name, f"it cannot be read: {str(error).splitlines()[0]}") from None
+    return state
+
+
+def restore(tensors: Mapping[str, "Tensor"], saved: Mapping[str, "Tensor"], path: Path) -> None:
+    """Copies saved tensors into live ones, in place. Raises UserError where names, shapes or types differ."""
+    if tensors.keys() != saved.keys():
+        differing = ", ".join(sorted(tensors.keys() ^ saved.keys()))
+        raise UserError("ckpt_path", path, f"it does not fit this learner: {differing} stands on one side only")
+    for name, tensor in tensors.items():
+        if tensor.shape != saved[name].shape or tensor.dtype != saved[name].dtype:
+            raise UserError(
+                "ckpt_path",
+                path,
+                f"{name} is {saved[name].dtype} {tuple(saved[name].shape)} there and {tensor.dtype} "
+                f"{tuple(tensor.shape)} here",
+            )
+        tensor.copy_(saved[name])
+
+
+def prune(run_folder: Path, keep: set[Path]) -> None:
+    """Removes every checkpoint of a run that is not in `keep`, and what a killed writer left."""
+    for path in (run_folder / "checkpoints").iterdir():
+        if path not in keep:
+            doomed = path.with_name(path.name.removesuffix(_TEMPORARY) + _TEMPORARY)
+            if path != doomed:  # renamed first, so that a kill in the middle leaves no half checkpoint
+                shutil.rmtree(doomed, ignore_errors=True)
+                path.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def refuse_unsafe(name: str, value: object) -> None:
+    """Raises TypeError, naming the place, for anything that `weights_only=True` would not read back."""
+    import torch
+
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            refuse_unsafe(f"{name}/{key}", inner)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            refuse_unsafe(f"{name}[{index}]", inner)
+    elif value is not None and not isinstance(value, torch.Tensor | bool | int | float | str):
+        raise TypeError(f"{name} is a {type(value).__qualname__}; a checkpoint holds tensors, numbers and texts only")
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

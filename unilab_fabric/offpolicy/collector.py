@@ -1,0 +1,259 @@
+"""The other process of a rank: environments on its CPU cores, numpy only, never torch, never CUDA.
+
+The learner starts it as `python -m unilab_fabric.offpolicy.collector` with one end of a socket, sends what to run, and
+then releases one slot a tick. The process ends when told to, when the socket closes, or when its parent is gone.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unilab_fabric.lifeline import die_with_parent
+from unilab_fabric.offpolicy.slots import (
+    NUM_SLOTS,
+    Channel,
+    PeerGone,
+    Slot,
+    anonymous_memory,
+    map_slots,
+    slot_bytes,
+    spec_from_message,
+    spec_to_message,
+)
+from unilab_fabric.spaces import TaskSpec
+
+if TYPE_CHECKING:  # the learner's side needs no environment
+    from unilab_fabric.envs.vector_env import TaskEnv
+
+_EXIT_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorConfig:
+    """What a collector runs."""
+
+    class_path: str
+    """Task, as `unilab_fabric.envs.registry.make_task` takes it."""
+    init_args: dict[str, Any]
+    """The task's own settings, plain values."""
+    seed: int
+    """Seed of this rank's environments."""
+    num_threads: int
+    """Physics threads."""
+    cpus: tuple[int, ...] | None = None
+    """Cores this process may use; None leaves the mask as it is."""
+    state_file: str | None = None
+    """Environment state to continue from, written by `save_state`."""
+
+
+class CollectorFailed(RuntimeError):
+    """A collector ended before its rank did; the text holds its own traceback where it could send one."""
+
+
+class Collector:
+    """The learner's side: starts the process, waits for slots, releases them, ends the process."""
+
+    def __init__(self, config: CollectorConfig, *, rank: int, deadline_s: float) -> None:
+        """Starts the process and returns at once; `connect` waits for it. `deadline_s` [s] bounds every wait."""
+        ours, theirs = socket.socketpair()
+        self.rank = rank
+        self.deadline_s = deadline_s
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=_environment(os.environ),
+            )
+        self._channel = Channel(ours, f"rank {rank}: collector {self._process.pid}")
+        self._channel.send({**config.__dict__})
+        self._slots: tuple[Slot, ...] = ()
+        self._filled = -1  # newest tick whose slot the collector has handed over
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def connect(self) -> TaskSpec:
+        """The task's specification, once the environments stand and slot 0 is filled."""
+        message = self._receive("create the environments")
+        spec = spec_from_message(message["spec"])
+        descriptor = self._channel.receive_descriptor(self.deadline_s, "hand over its slots")
+        self._slots = map_slots(descriptor, spec)
+        os.close(descriptor)
+        return spec
+
+    def wait_filled(self, tick: int) -> Slot:
+        """The slot with observation `tick` and transition `tick` - 1; waits for it where it is not filled yet."""
+        if self._filled < tick:
+            self._receive(f"fill the slot of tick {tick}", expects_message=False)
+            self._filled = tick
+        return self._slots[tick % NUM_SLOTS]
+
+    def release(self, tick: int) -> None:
+        """Lets the collector take step `tick`; its action stands in `next_slot(tick)`."""
+        try:
+            self._channel.signal()
+        except PeerGone as error:
+            raise self._failed(error) from None
+
+    def next_slot(self, tick: int) -> Slot:
+        """The slot that step `tick` fills; until its release the learner's, to write the action into."""
+        return self._slots[(tick + 1) % NUM_SLOTS]
+
+    def resume_at(self, tick: int, slot: bytes | None) -> None:
+        """Continues at `tick` with the slot that a checkpoint holds, or with the environments as they stand now."""
+        fresh = self.wait_filled(0)
+        self._slots[tick % NUM_SLOTS].memory[:] = fresh.memory if slot is None else slot
+        self._filled = tick
+        self._channel.send({"tick": tick})
+
+    def save_state(self, path: Path, next_tick: int) -> bytes | None:
+        """Writes the environments' state of the moment when `next_tick` starts; returns that tick's slot.
+
+        None, and no file, if the environments cannot give their state.
+        """
+        slot = bytes(self.wait_filled(next_tick).memory)
+        self._channel.send({"save": str(path)})
+        saved: bool = self._receive("save the environments")["saved"]
+        return slot if saved else None
+
+    def close(self) -> None:
+        """Ends the process: asks, then makes it."""
+        self._channel.close()
+        try:
+            self._process.wait(_EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _receive(self, what: str, *, expects_message: bool = True) -> dict[str, Any]:
+        try:
+            message = self._channel.receive(self.deadline_s, what)
+        except PeerGone as error:
+            raise self._failed(error) from None
+        if message and "error" in message:
+            raise CollectorFailed(f"rank {self.rank}: collector {self.pid} failed:\n{message['error']}")
+        if (message is not None) != expects_message:
+            raise RuntimeError(f"rank {self.rank}: collector sent {message} where the learner expected it to {what}")
+        return message or {}
+
+    def _failed(self, error: PeerGone) -> CollectorFailed:
+        return CollectorFailed(f"{error}: {_describe(self._process.wait(_EXIT_GRACE_S))}")
+
+
+def _describe(status: int) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"
+
+
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a collector: none that speak of ranks or GPUs, one thread in every numerical library."""
+    ranks = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in inherited.items() if name not in ranks}
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return kept | one_thread | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs a collector on the socket and under the parent named in `argv`; returns the exit status."""
+    die_with_parent(int(argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole terminal; the rank decides when to end
+    channel = Channel(socket.socket(fileno=int(argv[0])), "the learner")
+    try:
+        _collect(channel)
+    except PeerGone:
+        return 0  # the rank has ended or closed its end: nothing is left to do
+    except Exception:  # whatever the task raised is the rank's to report, in the task's own words
+        channel.send({"error": traceback.format_exc()})
+        return 1
+    return 0
+
+
+def _collect(channel: Channel) -> None:
+    request = channel.receive(None, "say what to run")
+    assert request is not None
+    config = CollectorConfig(**request)
+    if config.cpus:
+        os.sched_setaffinity(0, config.cpus)
+    from unilab_fabric.envs.registry import make_task  # after the mask: mjbatch counts the cores it may use
+
+    env = make_task(config.class_path, config.init_args, seed=config.seed, num_threads=config.num_threads)
+    env.reset(seed=config.seed)
+    if config.state_file:
+        with np.load(config.state_file, allow_pickle=False) as state:
+            env.set_state(dict(state))
+    spec = env.task_spec()
+    descriptor = anonymous_memory(NUM_SLOTS * slot_bytes(spec))
+    slots = map_slots(descriptor, spec)
+    channel.send({"spec": spec_to_message(spec)}, descriptor)
+    os.close(descriptor)
+
+    tick = 0
+    slots[tick].actor[:] = env.observation["actor"]
+    slots[tick].critic[:] = env.observation["critic"]
+    channel.signal()
+    waiting_since = time.perf_counter()
+    while True:
+        message = channel.receive(None, "release a slot")  # no deadline: the rank's death closes the socket
+        if message is None:
+            started = time.perf_counter()
+            tick += 1
+            slot = slots[tick % NUM_SLOTS]
+            _step(env, slot)
+            stepped = time.perf_counter()
+            slot.collector_s[:] = stepped - started, started - waiting_since
+            waiting_since = stepped
+            channel.signal()
+        elif "save" in message:
+            channel.send({"saved": _save(env, Path(message["save"]))})
+        else:
+            tick = message["tick"]
+
+
+def _step(env: "TaskEnv", slot: Slot) -> None:
+    """One control step of all environments, from the slot's action into the slot."""
+    env.advance(slot.action)
+    slot.actor[:] = env.observation["actor"]
+    slot.critic[:] = env.observation["critic"]
+    slot.reward[:] = env.reward
+    slot.terminated[:] = env.terminated
+    ended = np.flatnonzero(env.terminated | env.truncated)
+    slot.ended[0] = len(ended)
+    if len(ended):
+        slot.ended_env[: len(ended)] = ended
+        slot.final_actor[: len(ended)] = env.next_observation["actor"][ended]
+        slot.final_critic[: len(ended)] = env.next_observation["critic"][ended]
+    slot.totals[:] = env.totals
+    env.totals[:] = 0.0
+
+
+def _save(env: "TaskEnv", path: Path) -> bool:
+    """Writes the environments' state; False where they cannot give it."""
+    from unilab_fabric.envs.vector_env import StateUnavailable
+
+    try:
+        state = env.get_state()
+    except StateUnavailable:
+        return False
+    with path.open("wb") as file:
+        np.savez(file, **state)
+        file.flush()
+        os.fsync(file.fileno())
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

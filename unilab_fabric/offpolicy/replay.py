@@ -1,0 +1,187 @@
+"""Transitions of one rank, on the learner's device.
+
+A ring of ticks, one row for each environment: observation, action, reward, flag. The next observation of a row is the
+observation one tick later, so it is stored once; only where an episode ended does the true last observation differ,
+and those few stand in a second ring, `finals`, that grows when it must.
+
+    position   0       1       2       3 (newest)
+    row        o0 a0   o1 a1   o2 a2   o3 --        transitions 0, 1, 2 can be drawn
+"""
+
+import torch
+from torch import Tensor
+
+from unilab_fabric.learners.learner import Batch
+from unilab_fabric.offpolicy.slots import Slot
+from unilab_fabric.spaces import TaskSpec
+
+_FIRST_FINALS = 1024
+
+
+class Replay:
+    """The last `ticks` ticks of all the rank's environments; N is `spec.num_envs`."""
+
+    def __init__(
+        self, spec: TaskSpec, *, ticks: int, n_step: int, discount: float, device: torch.device, seed: int
+    ) -> None:
+        """`n_step` rewards are summed, discounted by `discount`, before the bootstrap; `seed` is for drawing."""
+        self.ticks = ticks
+        self.n_step = n_step
+        self.device = device
+        self._n = spec.num_envs
+        self._discount = discount
+        self._observation = spec.actor_size + spec.critic_size
+        sizes = [spec.actor_size, spec.critic_size, spec.action_size, 1, 1]
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        self._columns = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self._length = ticks + 1  # the newest observation has no transition yet
+        self._rows = torch.zeros(self._length, self._n, ends[-1], device=device)
+        self._final_index = torch.full((self._length, self._n), -1, dtype=torch.long, device=device)
+        self._finals = torch.zeros(_FIRST_FINALS, self._observation, device=device)
+        self._finals_of_tick = [0] * self._length
+        self._finals_head = 0  # finals ever written
+        self._finals_tail = 0  # finals no longer needed
+        self._newest = -2  # tick of the newest observation
+        self._oldest = 0  # tick of the oldest transition
+        self.generator = torch.Generator(device).manual_seed(seed)
+        # what a draw depends on, as tensors, so that a captured cycle sees them change
+        self._first_position = torch.zeros((), dtype=torch.long, device=device)
+        self._starts = torch.zeros((), dtype=torch.long, device=device)
+
+    @property
+    def newest_tick(self) -> int:
+        """Tick of the newest observation; -2 before the first, so that none is the next one."""
+        return self._newest
+
+    @property
+    def filled_ticks(self) -> int:
+        """Ticks whose transitions can be drawn."""
+        return max(0, self._newest - self._oldest)
+
+    def __len__(self) -> int:
+        return self.filled_ticks * self._n
+
+    def begin(self, tick: int, slot: Slot) -> None:
+        """Takes the first observation, of `tick`, of a stream of transitions; what was stored before is dropped."""
+        self._newest = self._oldest = tick
+        self._finals_tail = self._finals_head
+        self._store_observation(slot)
+
+    def commit(self, slot: Slot) -> None:
+        """Adds the transition that led to the slot's observation, and that observation."""
+        position = self._newest % self._length
+        row = self._rows[position]
+        _, _, action, reward, terminated = self._columns
+        row[:, action].copy_(torch.from_numpy(slot.action))
+        row[:, reward].squeeze(1).copy_(torch.from_numpy(slot.reward))
+        row[:, terminated].squeeze(1).copy_(torch.from_numpy(slot.terminated))
+        self._store_finals(position, slot)
+        self._newest += 1
+        if self._newest - self._oldest > self.ticks:
+            self._finals_tail += self._finals_of_tick[self._oldest % self._length]
+            self._oldest += 1
+        self._store_observation(slot)
+
+    def sample(self, batch_size: int) -> Batch:
+        """Transitions drawn uniformly with replacement; n-step windows end at the first end of an episode."""
+        tick = self._draw(batch_size, self._starts)
+        env = (torch.rand(batch_size, device=self.device, generator=self.generator) * self._n).long()
+        position = (self._first_position + tick) % self._length
+        rows = self._rows.flatten(0, 1)
+        row = rows.index_select(0, position * self._n + env)
+        actor, critic, action, reward, terminated = (row[:, columns] for columns in self._columns)
+        total, flag = reward.squeeze(1), terminated.squeeze(1)
+        final = self._final_index.flatten().index_select(0, position * self._n + env)
+        discount = torch.full_like(total, self._discount)
+        for _ in range(1, self.n_step):
+            going = final < 0
+            position = torch.where(going, (position + 1) % self._length, position)
+            row = rows.index_select(0, position * self._n + env)
+            step_reward, step_terminated = row[:, self._columns[3]].squeeze(1), row[:, self._columns[4]].squeeze(1)
+            total = torch.where(going, total + discount * step_reward, total)
+            flag = torch.where(going, step_terminated, flag)
+            final = torch.where(going, self._final_index.flatten().index_select(0, position * self._n + env), final)
+            discount = torch.where(going, discount * self._discount, discount)
+        following = (position + 1) % self._length * self._n + env
+        after = rows[:, : self._observation].index_select(0, following)
+        last = self._finals.index_select(0, final.clamp_min(0))
+        after = torch.where((final >= 0).unsqueeze(1), last, after)
+        return Batch(
+            actor=actor,
+            critic=critic,
+            action=action,
+            reward=total,
+            next_actor=after[:, self._columns[0]],
+            next_critic=after[:, self._columns[1]],
+            terminated=flag > 0.5,
+            discount=discount,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a resumed run needs, the filled part of the ring only."""
+        filled = torch.arange(self._oldest, self._newest + 1) % self._length
+        live = torch.arange(self._finals_tail, self._finals_head) % len(self._finals)
+        counts = [self._finals_of_tick[tick % self._length] for tick in range(self._oldest, self._newest)]
+        return {
+            "rows": self._rows[filled].cpu(),
+            "final_index": self._final_index[filled].cpu(),
+            "finals": self._finals[live].cpu(),
+            "finals_of_tick": torch.tensor(counts, dtype=torch.long),
+            "counters": torch.tensor([self._oldest, self._newest, self._finals_tail, self._finals_head]),
+            "finals_capacity": torch.tensor(len(self._finals)),
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Continues bit for bit where `state` was called; the ring must have the same capacity."""
+        self._oldest, self._newest, self._finals_tail, self._finals_head = state["counters"].tolist()
+        filled = torch.arange(self._oldest, self._newest + 1) % self._length
+        self._rows[filled] = state["rows"].to(self.device)
+        self._final_index[filled] = state["final_index"].to(self.device)
+        self._finals = torch.zeros(int(state["finals_capacity"]), self._observation, device=self.device)
+        live = torch.arange(self._finals_tail, self._finals_head) % len(self._finals)
+        self._finals[live] = state["finals"].to(self.device)
+        for tick, count in zip(range(self._oldest, self._newest), state["finals_of_tick"].tolist(), strict=True):
+            self._finals_of_tick[tick % self._length] = count
+        self._publish()
+
+    def _draw(self, count: int, below: Tensor) -> Tensor:
+        """Uniform integers in [0, below), (count,); `below` stays on the device."""
+        return (torch.rand(count, device=self.device, generator=self.generator) * below).long()
+
+    def _store_observation(self, slot: Slot) -> None:
+        row = self._rows[self._newest % self._length]
+        row[:, self._columns[0]].copy_(torch.from_numpy(slot.actor))
+        row[:, self._columns[1]].copy_(torch.from_numpy(slot.critic))
+        self._publish()
+
+    def _publish(self) -> None:
+        self._first_position.fill_(self._oldest % self._length)
+        self._starts.fill_(max(0, self.filled_ticks - self.n_step + 1))
+
+    def _store_finals(self, position: int, slot: Slot) -> None:
+        """Last observations of the episodes that this transition ended."""
+        ended = int(slot.ended[0])
+        self._final_index[position].fill_(-1)
+        self._finals_of_tick[position] = ended
+        if not ended:
+            return
+        while self._finals_head - self._finals_tail + ended > len(self._finals):
+            self._grow_finals()
+        where = torch.arange(self._finals_head, self._finals_head + ended, device=self.device) % len(self._finals)
+        actor = torch.from_numpy(slot.final_actor[:ended])
+        critic = torch.from_numpy(slot.final_critic[:ended])
+        self._finals[where] = torch.cat([actor, critic], dim=1).to(self.device)
+        envs = torch.from_numpy(slot.ended_env[:ended]).to(self.device)
+        self._final_index[position, envs] = where
+        self._finals_head += ended
+
+    def _grow_finals(self) -> None:
+        """Doubles the ring of last observations, the live ones moved to where the larger ring has them."""
+        live = torch.arange(self._finals_tail, self._finals_head, device=self.device)
+        old = self._finals
+        self._finals = torch.zeros(2 * len(old), self._observation, device=self.device)
+        moved = torch.full((len(old),), -1, dtype=torch.long, device=self.device)
+        moved[live % len(old)] = live % len(self._finals)
+        self._finals[live % len(self._finals)] = old[live % len(old)]
+        ends = self._final_index >= 0
+        self._final_index[ends] = moved[self._final_index[ends]]
