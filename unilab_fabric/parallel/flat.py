@@ -18,12 +18,12 @@ class View:
     """Where one parameter lies in the flat tensors."""
 
     name: str
-    parameter: nn.Parameter
+    shape: torch.Size
     offset: int
 
     def of(self, flat: Tensor) -> Tensor:
         """The parameter's part of a flat tensor, in the parameter's shape."""
-        return flat[self.offset : self.offset + self.parameter.numel()].view(self.parameter.shape)
+        return flat[self.offset : self.offset + self.shape.numel()].view(self.shape)
 
 
 class FlatParameters:
@@ -45,6 +45,7 @@ class FlatParameters:
     """(tail,): the last part of `reduced`, for what rides on the same all-reduce."""
 
     def __init__(self, module: nn.Module, *, tail: int = 0) -> None:
+        self.module = module
         parameters = dict(module.named_parameters())
         self.views = tuple(_lay_out(parameters.items()))
         size = sum(_aligned(parameter.numel()) for parameter in parameters.values())
@@ -55,9 +56,10 @@ class FlatParameters:
         self.tail = self.reduced[size:]
         self.values.grad = self.gradient
         for view in self.views:
-            view.of(self.values.data).copy_(view.parameter.data)
-            view.parameter.data = view.of(self.values.data)
-            view.parameter.grad = view.of(self.gradient)
+            parameter = parameters[view.name]
+            view.of(self.values.data).copy_(parameter.data)
+            parameter.data = view.of(self.values.data)
+            parameter.grad = view.of(self.gradient)
 
     def zero_gradient(self) -> None:
         """Zeroes the gradient and the tail."""
@@ -73,8 +75,8 @@ class FlatParameters:
     def check_views(self) -> None:
         """Raises RuntimeError with the name of the first parameter that left the flat tensors."""
         for view in self.views:
-            grad = view.parameter.grad
-            for what, actual, flat in [("", view.parameter, self.values), (" gradient", grad, self.gradient)]:
+            parameter = self.module.get_parameter(view.name)
+            for what, actual, flat in [("", parameter, self.values), (" gradient", parameter.grad, self.gradient)]:
                 if actual is None or actual.data_ptr() != view.of(flat.data).data_ptr():
                     raise RuntimeError(f"the{what} tensor of parameter {view.name} is no longer a view of the flat one")
 
@@ -86,7 +88,7 @@ def _aligned(elements: int) -> int:
 def _lay_out(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterable[View]:
     offset = 0
     for name, parameter in parameters:
-        yield View(name, parameter, offset)
+        yield View(name, parameter.shape, offset)
         offset += _aligned(parameter.numel())
 
 
