@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+CPUINFO = Path("/proc/cpuinfo")
 FAST_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
@@ -15,8 +16,7 @@ def resolve_precision(accelerator: str) -> str:
 
 def _cpu_has_fast_bf16() -> bool:
     """Asks /proc/cpuinfo; False where there is none, as bf16 without such instructions is slower than float32."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
+    if not CPUINFO.exists():
         return False
-    flags = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    flags = (line for line in CPUINFO.read_text().splitlines() if line.startswith("flags"))
     return not FAST_BF16_FLAGS.isdisjoint(next(flags, "").split())

@@ -26,9 +26,9 @@ def project(probabilities: Tensor, moved: Tensor, atoms: Tensor) -> Tensor:
     """
     last = len(atoms) - 1
     position = (moved - atoms[0]) * (last / (atoms[-1] - atoms[0]))
-    lower = position.floor().clamp(max=last)
+    lower = position.long().clamp(0, last)  # a position that is not a number must not become an index
     share = (position - lower).expand_as(probabilities)
-    index = lower.long().expand_as(probabilities)
+    index = lower.expand_as(probabilities)
     projected = torch.zeros_like(probabilities)
     projected.scatter_add_(-1, index, probabilities * (1.0 - share))
     projected.scatter_add_(-1, (index + 1).clamp(max=last), probabilities * share)
