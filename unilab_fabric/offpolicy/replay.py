@@ -41,8 +41,8 @@ class Replay:
         self._finals_of_tick = [0] * self._length
         self._finals_head = 0  # finals ever written
         self._finals_tail = 0  # finals no longer needed
-        self._newest = -2  # tick of the newest observation
-        self._oldest = 0  # tick of the oldest transition
+        self._newest = -2  # tick of the newest observation; nothing is stored yet
+        self._oldest = -1  # tick of the oldest transition
         self.generator = torch.Generator(device).manual_seed(seed)
         # what a draw depends on, as tensors, so that a captured cycle sees them change
         self._first_position = torch.zeros((), dtype=torch.long, device=device)
