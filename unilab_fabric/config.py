@@ -1,12 +1,31 @@
-"""The typed configuration of a run; a learner's and a task's own settings stand beside them.
+"""The typed configuration of a run, and how it is read and written; a learner's and a task's own settings stand
+beside them.
 
 Loads neither torch nor Lightning: the command line must answer within a second.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
+import importlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from unilab_fabric.errors import UserError
+import yaml
+
+from unilab_fabric.arguments import (
+    argument_names,
+    argument_types,
+    build,
+    check_arguments,
+    check_given,
+    read_yaml,
+    shown,
+    suggest,
+)
+from unilab_fabric.errors import Problems, UserError, nearest
+
+if TYPE_CHECKING:
+    from unilab_fabric.learners.learner import OffPolicyConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +96,192 @@ class ClassConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """A whole run, resolved: what `config.yaml` in the run folder holds."""
+class JobConfig:
+    """What every run has, whatever it trains."""
 
     seed: int = 1
     """Seed of the job; rank r uses seed + r."""
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    task: ClassConfig
-    learner: ClassConfig
-    logger: ClassConfig
     ckpt_path: str | None = None
     """Checkpoint to continue from: a folder, or `last` for the newest whole one of the run."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32 - 2**16:
             raise UserError("seed", self.seed, f"allowed: 0 to {2**32 - 2**16 - 1}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(JobConfig):
+    """A whole run, resolved: what `config.yaml` in the run folder holds."""
+
+    task: ClassConfig
+    learner: ClassConfig
+    logger: ClassConfig
+
+
+Section = Literal["task", "learner", "logger"]
+SECTIONS: tuple[Section, ...] = ("task", "learner", "logger")
+"""Parts of a run that are a class with its own arguments."""
+
+LEARNERS = {"FastSAC": "unilab_fabric.learners.fast_sac.config.FastSAC"}
+"""Short name and import path of each shipped learner's configuration."""
+
+LOGGERS = {
+    "CSVLogger": "lightning.fabric.loggers.CSVLogger",
+    "CometLogger": "lightning.pytorch.loggers.CometLogger",
+    "MLFlowLogger": "lightning.pytorch.loggers.MLFlowLogger",
+    "NeptuneLogger": "lightning.pytorch.loggers.NeptuneLogger",
+    "TensorBoardLogger": "lightning.fabric.loggers.TensorBoardLogger",
+    "WandbLogger": "lightning.pytorch.loggers.WandbLogger",
+}
+"""Short name and import path of Lightning's loggers; any other class of that interface goes by its import path."""
+
+_FROM_THE_RANK = frozenset({"num_threads", "seed"})
+"""Arguments of our tasks that each rank fills in."""
+
+
+def resolve_run(tree: Mapping[str, Any]) -> RunConfig:
+    """A whole run from nested plain values, defaults filled in.
+
+    `task`, `learner` and `logger` are a name, or a mapping of `class_path` and `init_args`. Raises UserErrors with
+    every unknown key, wrong type and refused value.
+    """
+    problems = Problems()
+    rest = {key: value for key, value in tree.items() if key not in SECTIONS}
+    siblings = [*argument_types(JobConfig), *SECTIONS]
+    for key in sorted(rest.keys() - set(siblings)):
+        problems.add(key, shown(rest.pop(key)), suggest(key, siblings, setting_names(tree)))
+    settings = check_arguments(JobConfig, rest, "", problems)
+    task = resolve_section("task", tree.get("task"), problems)
+    learner = resolve_section("learner", tree.get("learner", "FastSAC"), problems)
+    logger = resolve_section("logger", tree.get("logger", "TensorBoardLogger"), problems)
+    problems.raise_any()
+    job: JobConfig = build(JobConfig, settings)
+    return RunConfig(**vars(job), task=task, learner=learner, logger=logger)
+
+
+def resolve_section(section: Section, given: Any, problems: Problems) -> ClassConfig:
+    """The class of a section and all its arguments, from a name or a mapping; adds every problem with them."""
+    given = {"class_path": given} if isinstance(given, str) else given or {}
+    for key in sorted(given.keys() - {"class_path", "init_args"}):
+        problems.add(f"{section}.{key}", shown(given[key]), f"the arguments of a class stand under {section}.init_args")
+    name, init_args = str(given.get("class_path", "missing")), given.get("init_args") or {}
+    if not isinstance(init_args, Mapping):
+        problems.add(f"{section}.init_args", shown(init_args), "allowed: a mapping")
+        init_args = {}
+    with problems.gathered():
+        name = class_name(section, name)
+        if section != "logger":
+            cls = section_class(section, name)
+            init_args = check_arguments(cls, init_args, section, problems, skip=not_settable(cls))
+        elif not problems.found and (init_args or name not in LOGGERS.values()):
+            # last, and only where there is something to check: Lightning takes seconds to load
+            init_args = check_given(section_class(section, name), init_args, section, problems)
+    return ClassConfig(class_path=name, init_args=dict(init_args))
+
+
+def class_name(section: Section, name: str) -> str:
+    """The one spelling of a class: short for tasks and learners of ours, else the import path."""
+    shipped = _shipped(section)
+    if section == "logger":
+        return shipped.get(name, name)
+    return {path: short for short, path in shipped.items()}.get(name, name)
+
+
+def section_class(section: Section, name: str) -> type:
+    """The class that `name` means in a section. Raises UserError for a name that leads nowhere."""
+    if section == "task":
+        from unilab_fabric.envs.registry import task_class  # Gymnasium is not loaded for `--help`
+
+        return task_class(name)
+    path = _shipped(section).get(name, name)
+    cls = _imported(section, path)
+    if section == "learner":
+        from unilab_fabric.learners.learner import OffPolicyConfig
+
+        if not issubclass(cls, OffPolicyConfig):
+            raise UserError(section, name, f"allowed: {', '.join(LEARNERS)}, or a subclass of OffPolicyConfig")
+    return cls
+
+
+def setting_names(tree: Mapping[str, Any]) -> list[str]:
+    """Dotted names of all settings of a run, those of its task and learner included where these are known."""
+    names = argument_names(JobConfig, "")
+    for section in ("task", "learner"):
+        given = tree.get(section, "FastSAC")
+        with Problems().gathered():  # a class that is not known is a problem that is told elsewhere
+            cls = section_class(section, given if isinstance(given, str) else str(given.get("class_path")))
+            names += argument_names(cls, section, not_settable(cls))
+    return names
+
+
+def not_settable(cls: type) -> frozenset[str]:
+    """Arguments of a class that are not the user's to set."""
+    return _FROM_THE_RANK if argument_types(cls).keys() >= _FROM_THE_RANK else frozenset()
+
+
+def build_learner_config(learner: ClassConfig) -> "OffPolicyConfig":
+    """The learner's own configuration from the resolved one."""
+    settings: OffPolicyConfig = build(section_class("learner", learner.class_path), learner.init_args)
+    return settings
+
+
+def to_plain(config: RunConfig) -> dict[str, Any]:
+    """The run as nested plain values, as YAML and JSON hold them."""
+    return asdict(config)
+
+
+def dump_run_config(config: RunConfig) -> str:
+    """The run as YAML that `load_run_config` reads back to an equal object."""
+    text: str = yaml.safe_dump(to_plain(config), sort_keys=False, width=120)
+    return text
+
+
+def save_run_config(config: RunConfig, path: Path) -> None:
+    """Writes the run's `config.yaml`."""
+    path.write_text(dump_run_config(config))
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """Reads a run's `config.yaml`. Raises UserErrors where it does not fit this version."""
+    return resolve_run(read_config_file(path))
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises UserError where it cannot be read or is something else."""
+    try:
+        tree = read_yaml(path.read_text())
+    except OSError as error:
+        raise UserError("config", path, f"it cannot be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError("config", path, f"line {line} is not YAML: {error.problem}") from None
+    if tree is not None and not isinstance(tree, dict):
+        raise UserError("config", path, "allowed: a YAML file of the form `key: value`")
+    return tree or {}
+
+
+def _shipped(section: Section) -> Mapping[str, str]:
+    if section == "task":
+        from unilab_fabric.envs.registry import TASKS
+
+        return TASKS
+    return LEARNERS if section == "learner" else LOGGERS
+
+
+def _imported(section: Section, path: str) -> type:
+    module_path, _, name = path.rpartition(".")
+    if not module_path:
+        raise UserError(section, path, nearest(path, [*_shipped(section), "an import path"]))
+    try:
+        module = importlib.import_module(module_path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_path}.".startswith(f"{error.name}."):
+            raise  # the module is there; something it imports is not
+        raise UserError(section, path, f"there is no module {error.name}") from None
+    classes = {known: value for known, value in vars(module).items() if isinstance(value, type)}
+    if name not in classes:
+        raise UserError(section, path, f"{module_path} has no such class; {nearest(name, classes)}")
+    cls: type = classes[name]
+    return cls

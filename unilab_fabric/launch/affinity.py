@@ -44,7 +44,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
     Reads version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`); the tightest group on the path counts.
     """
-    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
+    quotas = [quota for folder in cgroup_folders("cpu", root) if (quota := _quota_of(folder)) is not None]
     return min(quotas, default=None)
 
 
@@ -80,6 +80,26 @@ def cpus_of(cores: Iterable[Core]) -> tuple[int, ...]:
     return tuple(sorted(cpu for core in cores for cpu in core.cpus))
 
 
+def cgroup_folders(controller: str, root: Path = _ROOT) -> list[Path]:
+    """Folders of the control groups that may limit this process, each group's ancestors included."""
+    membership = root / "proc/self/cgroup"
+    if not membership.is_file():
+        return []
+    folders = []
+    for line in membership.read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:  # version 2
+            mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif controller in controllers.split(","):
+            mounts = [root / "sys/fs/cgroup" / controllers, root / "sys/fs/cgroup" / controller]
+        else:
+            continue
+        # a container often sees its group as the root of the mount, whatever path is written here
+        path = PurePosixPath(group.lstrip("/"))
+        folders += [mount / part for mount in mounts for part in (path, *path.parents)]
+    return folders
+
+
 def parse_cpu_list(text: str) -> set[int]:
     """The kernel's notation of CPU sets: `0-3,8` is {0, 1, 2, 3, 8}."""
     cpus: set[int] = set()
@@ -112,26 +132,6 @@ def _numa_nodes(root: Path) -> dict[int, int]:
         for cpu in parse_cpu_list((folder / "cpulist").read_text()):
             nodes[cpu] = int(folder.name.removeprefix("node"))
     return nodes
-
-
-def _cgroup_folders(root: Path) -> list[Path]:
-    """Folders of the control groups that may limit this process, each group's ancestors included."""
-    membership = root / "proc/self/cgroup"
-    if not membership.is_file():
-        return []
-    folders = []
-    for line in membership.read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        if not controllers:  # version 2
-            mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-        elif "cpu" in controllers.split(","):
-            mounts = [root / "sys/fs/cgroup" / controllers, root / "sys/fs/cgroup/cpu"]
-        else:
-            continue
-        # a container often sees its group as the root of the mount, whatever path is written here
-        path = PurePosixPath(group.lstrip("/"))
-        folders += [mount / part for mount in mounts for part in (path, *path.parents)]
-    return folders
 
 
 def _quota_of(folder: Path) -> float | None:
