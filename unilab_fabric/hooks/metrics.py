@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
-from lightning.fabric.loggers import Logger
+from lightning.fabric.loggers.logger import Logger
 from typing_extensions import override
 
 from unilab_fabric.config import ClassConfig

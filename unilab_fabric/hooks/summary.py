@@ -44,7 +44,7 @@ class Summary(Hook):
 
     def figures(self, run: Run, status: str) -> dict[str, Any]:
         """What the file holds. Rates are means over the whole loop, checkpoints included; the rest is the newest."""
-        ranks = [
+        ranks: list[dict[str, Any]] = [
             {
                 "rank": rank,
                 "env_steps": one.env_steps,

@@ -249,7 +249,7 @@ def _save(env: "TaskEnv", path: Path) -> bool:
     except StateUnavailable:
         return False
     with path.open("wb") as file:
-        np.savez(file, **state)
+        np.savez(file, allow_pickle=False, **state)
         file.flush()
         os.fsync(file.fileno())
     return True

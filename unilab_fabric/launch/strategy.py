@@ -1,0 +1,52 @@
+"""The Fabric strategy: it gives ranks, devices and a process group, and leaves modules alone."""
+
+import logging
+from datetime import timedelta
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.strategies.ddp import DDPStrategy
+from torch.nn import Module
+from typing_extensions import override
+
+from unilab_fabric.launch.devices import Topology
+
+
+class RanksStrategy(DDPStrategy):
+    """Data parallel ranks whose learners average their own flat gradients; no module is wrapped in DDP."""
+
+    def __init__(self, timeout_s: float, cluster_environment: ClusterEnvironment | None) -> None:
+        """`timeout_s` [s] bounds every collective; None leaves it to Fabric who started the processes."""
+        super().__init__(cluster_environment=cluster_environment, timeout=timedelta(seconds=timeout_s))
+        self._backward_sync_control = None  # nothing is synchronised in backward
+
+    @override
+    def setup_module(self, module: Module) -> Module:  # type: ignore[override]
+        return module
+
+
+def open_fabric(topology: Topology, timeout_s: float) -> Fabric:
+    """Fabric for this rank, launched: with one rank no process group, with more NCCL on CUDA and gloo on the CPU."""
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # our banner has said it
+    devices = list(topology.devices) if topology.accelerator == "cuda" else len(topology.devices)
+    if topology.world_size == 1:
+        return Fabric(accelerator=topology.accelerator, devices=devices)
+    ours = LightningEnvironment() if topology.started_by == "us" else None
+    fabric = Fabric(
+        accelerator=topology.accelerator,
+        devices=devices,
+        num_nodes=topology.num_nodes,
+        strategy=RanksStrategy(timeout_s, ours),
+    )
+    fabric.launch()
+    if fabric.world_size != topology.world_size:
+        raise RuntimeError(f"the job has {fabric.world_size} ranks and not {topology.world_size}")
+    return fabric
+
+
+def close_fabric() -> None:
+    """Leaves the process group, if there is one; a process that ends inside it may abort."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
