@@ -4,6 +4,7 @@ Everything here is numpy over `mjbatch.Batch`; nothing asks MuJoCo for an extra 
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +85,13 @@ class Simulations:
         self.qpos[ids] = qpos
         self.qvel[ids] = qvel
 
-    def sensor(self, name: str) -> Array:
-        """(N, dim): a live float32 view of a sensor, as it read before the last physics step, so one substep old."""
-        sensor = self.model.sensor(name)
-        start = int(sensor.adr[0])
-        readings: Array = self._batch.bind("sensordata", np.float32)[:, start : start + int(sensor.dim[0])]
+    def sensors(self, names: Sequence[str]) -> Array:
+        """(N, dims of all): a live float32 view of sensors that follow each other in the model.
+
+        They read as before the last physics step, so they are one substep old.
+        """
+        first, last = self.model.sensor(names[0]), self.model.sensor(names[-1])
+        readings: Array = self._batch.bind("sensordata", np.float32)[:, first.adr[0] : last.adr[0] + last.dim[0]]
         return readings
 
     def per_simulation(self, field: str) -> Rows:
@@ -96,6 +99,10 @@ class Simulations:
         values: Rows = self._batch.expand(field)
         self.mutable[f"physics/{field}"] = values
         return values
+
+    def derive_constants(self, ids: Ids) -> None:
+        """Recomputes what MuJoCo derives from masses (`mj_setConst`), after changing those of these simulations."""
+        self._batch.set_const(ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,399 @@
+"""Go2 follows velocity commands on flat ground, trotting to a clock.
+
+Control step 0.02 s. Actor observation (49): base angular velocity, projected gravity, joint angles from the stand pose,
+joint rates, last action, command, gait phase of each foot; the critic's (52) adds the base's linear velocity, and has
+no noise. Velocities are at the inertial unit in the base frame. Actions (12): joint targets as offsets from the stand
+pose, in joint order FL, FR, RL, RR by hip, thigh, calf.
+
+Base quantities, joint angles and rates are current; the heights of the feet, and with them contacts, are those before
+the last physics step (0.01 s old with fast physics, 0.005 s with faithful).
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unilab_fabric.envs import observations, randomization, rewards
+from unilab_fabric.envs.batch import Base, Simulations, read_base
+from unilab_fabric.envs.commands import Range, check_range, velocity_command
+from unilab_fabric.envs.robots import go2
+from unilab_fabric.envs.vector_env import EVERY, Array, Floats, Ids, Mask, TaskEnv, control_steps
+from unilab_fabric.errors import UserError
+from unilab_fabric.spaces import Mirror
+
+CONTROL_STEP_S = 0.02
+MAX_TILT = math.radians(60)
+"""A base tilted further has fallen [rad]."""
+
+GAIT_HZ = 2.0
+GAIT_OFFSETS = (0.0, 0.5, 0.5, 0.0)
+"""Diagonal feet together: a trot; FL, FR, RL, RR."""
+STANCE = 0.6
+"""Share of the cycle that a foot belongs on the floor."""
+
+BASE_HEIGHT_TARGET = 0.3  # m
+SWING_HEIGHT = 0.1  # m, of the foot's centre
+SWING_WIDTH = 0.01  # m^2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go2Rewards:
+    """Weight per second of each reward term; a term with weight 0 is reported all the same."""
+
+    tracking_lin_vel: float = 1.0
+    """exp(-error^2 / tracking_sigma) of the commanded planar velocity."""
+    tracking_ang_vel: float = 0.2
+    """exp(-error^2 / tracking_sigma) of the commanded yaw rate."""
+    lin_vel_z: float = -5.0
+    """Squared vertical velocity of the base [m^2/s^2]."""
+    ang_vel_xy: float = -0.1
+    """Squared roll and pitch rates [rad^2/s^2]."""
+    base_height: float = -100.0
+    """Squared distance of the base from 0.3 m above the floor [m^2]."""
+    action_rate: float = -0.005
+    """Squared change of the action from step to step."""
+    similar_to_default: float = -0.1
+    """Sum of the joints' distances from the stand pose [rad]."""
+    contact: float = 0.24
+    """Share of feet on the floor in stance and off it in swing."""
+    swing_feet_z: float = 4.0
+    """Mean over the feet of exp(-(height - 0.1 m)^2 / 0.01 m^2) in swing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go2Commands:
+    """Ranges of the commanded velocity, drawn at reset and kept for the episode."""
+
+    forward: Range = (-0.6, 1.0)
+    """Forward velocity [m/s]."""
+    left: Range = (-0.4, 0.4)
+    """Velocity to the left [m/s]."""
+    turn: Range = (-0.8, 0.8)
+    """Yaw rate to the left [rad/s]."""
+
+    def __post_init__(self) -> None:
+        for name, limits in vars(self).items():
+            check_range(f"task.commands.{name}", limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go2Noise:
+    """Half widths of the uniform noise on what the actor observes."""
+
+    angular_velocity: float = 0.2
+    """[rad/s]"""
+    gravity: float = 0.05
+    """Of the unit vector's components."""
+    joint_position: float = 0.01
+    """[rad]"""
+    joint_velocity: float = 1.5
+    """[rad/s]"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go2Pushes:
+    """Sudden changes of the base's velocity, each environment by itself."""
+
+    interval_s: float = 15.0
+    """Mean time between two pushes of an environment [s]."""
+    planar: float = 1.0
+    """Greatest change along world x and along y [m/s]."""
+    vertical: float = 0.5
+    """Greatest change along world z [m/s]."""
+
+    def __post_init__(self) -> None:
+        if not self.interval_s >= CONTROL_STEP_S:
+            raise UserError("task.pushes.interval_s", self.interval_s, f"allowed: {CONTROL_STEP_S} s or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go2Randomization:
+    """Ranges of what differs between robots, drawn at every reset; null leaves a quantity alone."""
+
+    kp: Range | None = (31.5, 38.5)
+    """Servo stiffness [N m/rad], each servo apart; 35 in the model."""
+    kd: Range | None = (0.45, 0.55)
+    """Servo damping [N m s/rad], each servo apart, on top of the joint's 0.5; 0 in the model."""
+    base_mass: Range | None = (-1.5, 1.5)
+    """Load added to the base [kg]."""
+    base_com_x: Range | None = (-0.05, 0.05)
+    """Shift of the base's centre of mass forward [m]."""
+    friction: Range | None = (0.3, 1.2)
+    """Sliding friction of the feet; 0.4 in the model."""
+
+    def __post_init__(self) -> None:
+        for name, limits in vars(self).items():
+            if limits is not None:
+                check_range(f"task.randomization.{name}", limits)
+
+
+def _mirror(*parts: tuple[tuple[int, ...], tuple[int, ...]]) -> Mirror:
+    """The mirror of a vector from its parts: for each entry, where in its part the image looks, and the sign."""
+    index: list[int] = []
+    signs: list[float] = []
+    for places, part_signs in parts:
+        start = len(index)
+        index += [start + place for place in places]
+        signs += part_signs
+    return Mirror(index=tuple(index), sign=tuple(signs))
+
+
+# Left-right: the legs change sides, and with them all that turns inward or outward.
+_VECTOR = ((0, 1, 2), (1, -1, 1))  # a velocity, or gravity
+_ROTATION = ((0, 1, 2), (-1, 1, -1))  # an angular velocity
+_COMMAND = ((0, 1, 2), (1, -1, -1))  # forward, left, turn left
+_LEGS = ((3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8), (-1, 1, 1) * 4)  # hip, thigh, calf by leg
+_FEET = ((1, 0, 3, 2), (1, 1, 1, 1))
+_ACTOR = (_ROTATION, _VECTOR, _LEGS, _LEGS, _LEGS, _COMMAND, _FEET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Robot:
+    """n robots at one moment, float32."""
+
+    base: Base
+    joint_offset: Floats  # (12, n) from the stand pose [rad]
+    joint_rate: Floats  # (12, n) [rad/s]
+    phase: Floats  # (4, n) of each foot in its cycle, [0, 1)
+
+
+class Go2JoystickFlat(TaskEnv):
+    """Go2 follows velocity commands on flat ground: 12 position targets, a trot clock, 50 Hz."""
+
+    mirrors = {  # noqa: RUF012  the same for all
+        "actor": _mirror(*_ACTOR),
+        "critic": _mirror(*_ACTOR, _VECTOR),
+        "action": _mirror(_LEGS),
+    }
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        physics: go2.Physics = "fast",
+        episode_s: float = 20.0,
+        action_scale: float = 0.25,
+        rewards: Go2Rewards = Go2Rewards(),
+        tracking_sigma: float = 0.5,
+        reward_scale: float = 1.0,
+        commands: Go2Commands = Go2Commands(),
+        random_phase: bool = True,
+        noise: Go2Noise | None = None,
+        pushes: Go2Pushes | None = None,
+        randomization: Go2Randomization | None = None,
+        stagger: bool = False,
+        mjcf: str | None = None,
+        num_threads: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Makes the environments.
+
+        Args:
+            num_envs: Environments per rank.
+            physics: Solver settings: fast for training, faithful for judging.
+            episode_s: Time limit of an episode [s].
+            action_scale: Joint offset at action 1 [rad].
+            rewards: Weight per second of each reward term.
+            tracking_sigma: Squared tracking error [m^2/s^2, rad^2/s^2] at which its reward has fallen to 1/e.
+            reward_scale: Factor on the whole reward, so that returns fit the critic's range.
+            commands: Ranges of the commanded velocity.
+            random_phase: Start the trot clock at a random phase at reset, instead of at 0.
+            noise: Noise on the actor's observation; null for none.
+            pushes: Pushes of the base; null for none.
+            randomization: Differences between robots; null for none.
+            stagger: End the first episodes after a random part of the time limit, so that time-outs do not coincide.
+            mjcf: MJCF file in place of the shipped robot and floor, with the same joints, actuators, sensors and feet.
+            num_threads: Physics threads, 0 for all allowed cores.
+            seed: Seed of resets, commands, noise, pushes and randomisation.
+        """
+        for name, value in [
+            ("action_scale", action_scale),
+            ("tracking_sigma", tracking_sigma),
+            ("reward_scale", reward_scale),
+        ]:
+            if not value > 0:
+                raise UserError(f"task.{name}", value, "allowed: more than 0")
+        super().__init__(
+            num_envs=num_envs,
+            actor_size=49,
+            critic_size=52,
+            action_low=[-1.0] * 12,
+            action_high=[1.0] * 12,
+            episode_steps=control_steps(episode_s, CONTROL_STEP_S),
+            reward_terms=dataclasses.asdict(rewards),
+            reward_factor=CONTROL_STEP_S * reward_scale,
+            figures=("planar_error", "yaw_error"),
+            falls=True,
+            stagger=stagger,
+            seed=seed,
+        )
+        model = go2.load(physics, mjcf)
+        substeps = go2.PHYSICS[physics].substeps
+        self.sims = Simulations(model, num_envs, substeps=substeps, num_threads=num_threads)
+        self._feet_height = self.sims.sensors(go2.FOOT_SENSORS)[:, 2::3]
+        self._action_scale = action_scale
+        self._tracking_sigma = tracking_sigma
+        self._commands = (commands.forward, commands.left, commands.turn)
+        self._random_phase = random_phase
+        self._noise = None if noise is None else _noise_widths(noise)
+        self._pushes = pushes
+        self._robots = None if randomization is None else _RandomRobots(self.sims, randomization)
+        self._stand = np.array(go2.STAND_JOINTS)
+        self._command = np.zeros((3, num_envs), np.float32)
+        self._first_phase = np.zeros(num_envs, np.float32)
+        self._action = np.zeros((12, num_envs), np.float32)
+        self._previous_action = np.zeros((12, num_envs), np.float32)
+        self.mutable.update(
+            {"command": self._command, "first_phase": self._first_phase, "action": self._action, **self.sims.mutable}
+        )
+
+    def set_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """As in the base; what MuJoCo derives from a robot's masses is derived again."""
+        super().set_state(state)
+        if self._robots is not None:
+            self._robots.derive(np.arange(self.num_envs))
+
+    def _begin(self, ids: Ids) -> None:
+        """The robot stands within half a metre of the origin, any way round, and moves a little."""
+        rng, n = self.np_random, ids.size
+        qpos = np.empty((n, 19))
+        qpos[:, :2] = rng.uniform(-0.5, 0.5, (n, 2))
+        qpos[:, 2] = go2.STAND_HEIGHT
+        qpos[:, 3:7] = _heading(rng.uniform(-math.pi, math.pi, n), go2.STAND_PITCH)
+        qpos[:, 7:] = self._stand
+        qvel = np.zeros((n, 18))
+        qvel[:, :6] = rng.uniform(-0.5, 0.5, (n, 6))
+        self.sims.place(ids, qpos, qvel)
+        if self._robots is not None:
+            self._robots.draw(rng, ids)
+        self._command[:, ids] = velocity_command(rng, n, self._commands)
+        self._first_phase[ids] = rng.random(n) if self._random_phase else 0
+        self._action[:, ids] = 0
+
+    def _simulate(self, action: Array) -> Mask | None:
+        self._previous_action[:] = self._action
+        self._action[:] = action.T
+        self.sims.ctrl[:] = action * self._action_scale + self._stand
+        if self._pushes is not None:
+            self._push(self._pushes)
+        return self.sims.step()
+
+    def _evaluate(self) -> None:
+        self._robot = self._read(EVERY)
+        base = self._robot.base
+        for row, value in zip(self.terms, self._reward_terms(self._robot).values(), strict=True):
+            row[:] = value
+        planar_error = self._command[:2] - base.velocity_b[:2]
+        np.hypot(planar_error[0], planar_error[1], out=self.figures[0])
+        np.abs(self._command[2] - base.angular_velocity_b[2], out=self.figures[1])
+        np.greater(base.gravity_b[2], -math.cos(MAX_TILT), out=self.terminated)
+
+    def _reward_terms(self, robot: _Robot) -> dict[str, Floats]:
+        """The fields of `Go2Rewards`, in their order."""
+        base, sigma = robot.base, self._tracking_sigma
+        feet = self._feet_height.T.copy()
+        touches = feet < go2.FOOT_RADIUS + go2.CONTACT_MARGIN  # on flat ground the same as a contact
+        in_stance = robot.phase < STANCE
+        return {
+            "tracking_lin_vel": rewards.tracking_lin_vel(self._command, base.velocity_b, sigma),
+            "tracking_ang_vel": rewards.tracking_ang_vel(self._command, base.angular_velocity_b, sigma),
+            "lin_vel_z": rewards.lin_vel_z(base.velocity_b),
+            "ang_vel_xy": rewards.ang_vel_xy(base.angular_velocity_b),
+            "base_height": rewards.base_height(base.height, BASE_HEIGHT_TARGET),
+            "action_rate": rewards.action_rate(self._action, self._previous_action),
+            "similar_to_default": rewards.similar_to_default(robot.joint_offset),
+            "contact": rewards.contact(touches, in_stance),
+            "swing_feet_z": rewards.swing_feet_z(feet, in_stance, SWING_HEIGHT, SWING_WIDTH),
+        }
+
+    def _observe(self, ids: Ids | slice, actor: Array, critic: Array) -> None:
+        robot = self._robot if isinstance(ids, slice) else self._read(ids)
+        columns = np.empty((52, len(critic)), np.float32)
+        columns[0:3] = robot.base.angular_velocity_b
+        columns[3:6] = robot.base.gravity_b
+        columns[6:18] = robot.joint_offset
+        columns[18:30] = robot.joint_rate
+        columns[30:42] = self._action[:, ids]
+        columns[42:45] = self._command[:, ids]
+        columns[45:49] = robot.phase
+        columns[49:52] = robot.base.velocity_b
+        critic[:] = columns.T
+        actor[:] = critic[:, :49]
+        if self._noise is not None:
+            actor[:, : self._noise.size] = observations.uniform_noise(
+                self.np_random, actor[:, : self._noise.size], self._noise
+            )
+
+    def _read(self, ids: Ids | slice) -> _Robot:
+        qpos = self.sims.qpos[ids].T.astype(np.float32, order="C")
+        qvel = self.sims.qvel[ids].T.astype(np.float32, order="C")
+        clock = self._first_phase[ids] + GAIT_HZ * CONTROL_STEP_S * self.episode_length[ids].astype(np.float32)
+        return _Robot(
+            base=read_base(qpos, qvel, go2.IMU_B),
+            joint_offset=qpos[7:] - self._stand[:, None].astype(np.float32),
+            joint_rate=qvel[6:],
+            phase=observations.gait_phase(clock, GAIT_OFFSETS),
+        )
+
+    def _push(self, pushes: Go2Pushes) -> None:
+        rng = self.np_random
+        ids = np.flatnonzero(randomization.is_pushed(rng, self.num_envs, CONTROL_STEP_S, pushes.interval_s))
+        if ids.size:
+            self.sims.qvel[ids, :3] += randomization.push_velocity(rng, ids.size, pushes.planar, pushes.vertical)
+
+
+class _RandomRobots:
+    """The model fields in which the robots differ."""
+
+    def __init__(self, sims: Simulations, ranges: Go2Randomization) -> None:
+        self._sims = sims
+        self._ranges = ranges
+        self._base = sims.model.body("base").id
+        self._feet = [sims.model.geom(leg).id for leg in go2.LEGS]
+        self._gain = sims.per_simulation("actuator_gainprm")
+        self._bias = sims.per_simulation("actuator_biasprm")
+        self._mass = sims.per_simulation("body_mass")
+        self._com = sims.per_simulation("body_ipos")
+        self._friction = sims.per_simulation("geom_friction")
+
+    def draw(self, rng: np.random.Generator, ids: Ids) -> None:
+        """New robots for these simulations."""
+        model, ranges, n = self._sims.model, self._ranges, ids.size
+        if ranges.kp is not None:
+            kp = randomization.servo_gain(rng, (n, 12), ranges.kp)
+            self._gain[ids, :, 0] = kp
+            self._bias[ids, :, 1] = -kp
+        if ranges.kd is not None:
+            self._bias[ids, :, 2] = -randomization.servo_gain(rng, (n, 12), ranges.kd)
+        if ranges.base_mass is not None:
+            nominal = float(model.body_mass[self._base])
+            self._mass[ids, self._base] = randomization.body_mass(rng, n, nominal, ranges.base_mass)
+        if ranges.base_com_x is not None:
+            nominal = float(model.body_ipos[self._base, 0])
+            self._com[ids, self._base, 0] = randomization.body_com_x(rng, n, nominal, ranges.base_com_x)
+        if ranges.friction is not None:
+            friction = randomization.sliding_friction(rng, n, ranges.friction)
+            self._friction[ids[:, None], self._feet, 0] = friction[:, None]
+        self.derive(ids)
+
+    def derive(self, ids: Ids) -> None:
+        """What MuJoCo keeps of the masses in other fields follows the drawn ones."""
+        if self._ranges.base_mass is not None or self._ranges.base_com_x is not None:
+            self._sims.derive_constants(ids)
+
+
+def _noise_widths(noise: Go2Noise) -> Array:
+    """(30,): half width for each of the actor's entries that a sensor measures."""
+    base = [noise.angular_velocity] * 3 + [noise.gravity] * 3
+    return np.array([*base, *[noise.joint_position] * 12, *[noise.joint_velocity] * 12], np.float32)
+
+
+def _heading(yaw: NDArray[np.float64], pitch: float) -> NDArray[np.float64]:
+    """Quaternions (n, 4) w, x, y, z of a pitch in a frame that yaw (n,) has turned [rad]."""
+    cos_yaw, sin_yaw = np.cos(yaw / 2), np.sin(yaw / 2)
+    cos_pitch, sin_pitch = math.cos(pitch / 2), math.sin(pitch / 2)
+    return np.stack([cos_yaw * cos_pitch, -sin_yaw * sin_pitch, cos_yaw * sin_pitch, sin_yaw * cos_pitch], axis=1)
