@@ -52,6 +52,10 @@ class Problems:
             raise UserErrors({str(problem): problem for problem in self.found}.values())
 
 
+class PeerLost(RuntimeError):
+    """A collective could not finish, as a rule because another rank has ended; what ended it is told there."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known names, the nearest first: text for the `allowed` part of an error about a name."""
     names = sorted(set(known))

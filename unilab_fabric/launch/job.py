@@ -14,6 +14,7 @@ from pathlib import Path
 
 from unilab_fabric.checkpoints import envs_to_resume
 from unilab_fabric.config import RunConfig, load_run_config, save_run_config
+from unilab_fabric.errors import PeerLost
 from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, Topology, resolve_topology
 from unilab_fabric.launch.preflight import Plan, banner
 from unilab_fabric.launch.supervisor import RankFailed, Supervisor
@@ -87,7 +88,8 @@ def _run_rank(config: RunConfig, topology: Topology, folder: Path, supervisor: S
         _record_failure(folder, failure)
         return failure.status
     except Exception as error:  # the end of this rank, whatever it was: told once, in full, and recorded
-        other = supervisor.failure(_PEER_GRACE_S)
+        other = supervisor.failure(_PEER_GRACE_S) if isinstance(error, PeerLost) else None
+        supervisor.stop_watching()
         if other:
             _record_failure(folder, other)
             return other.status
@@ -98,6 +100,10 @@ def _run_rank(config: RunConfig, topology: Topology, folder: Path, supervisor: S
     finally:
         collector.close()
         supervisor.end()
+        if "torch" in sys.modules:
+            from unilab_fabric.launch.strategy import close_fabric
+
+            close_fabric()  # after the failure has been recorded, as the other ranks fail by this
     return status
 
 

@@ -13,7 +13,7 @@ from unilab_fabric.hooks.metrics import MetricsLogger, build_logger
 from unilab_fabric.hooks.progress import Progress
 from unilab_fabric.hooks.summary import Summary
 from unilab_fabric.launch.devices import Topology
-from unilab_fabric.launch.strategy import close_fabric, open_fabric
+from unilab_fabric.launch.strategy import open_fabric
 from unilab_fabric.learners.precision import resolve_precision
 from unilab_fabric.offpolicy.collector import Collector
 from unilab_fabric.offpolicy.cycle import Cycle
@@ -28,21 +28,18 @@ def train_rank(config: RunConfig, topology: Topology, folder: Path, collector: C
     torch.set_num_threads(topology.learner_threads)
     torch.use_deterministic_algorithms(config.training.deterministic)
     fabric = open_fabric(topology, config.training.stall_timeout_s)
-    try:
-        ranks = Ranks(fabric.global_rank, fabric.world_size)
-        if topology.started_by != "us":
-            folder = Path(fabric.broadcast(str(folder)))
-        runner, hooks = _build(config, topology, folder, collector, ranks, fabric.device, started_at)
-        with _StopOnSignal(runner):
-            try:
-                runner.run()
-            except BaseException:
-                hooks.on_end(runner, "failed")
-                raise
-        hooks.on_end(runner, "stopped" if runner.stop_code else "completed")
-        ranks.barrier()
-    finally:
-        close_fabric()
+    ranks = Ranks(fabric.global_rank, fabric.world_size)
+    if topology.started_by != "us":
+        folder = Path(fabric.broadcast(str(folder)))
+    runner, hooks = _build(config, topology, folder, collector, ranks, fabric.device, started_at)
+    with _StopOnSignal(runner):
+        try:
+            runner.run()
+        except BaseException:
+            hooks.on_end(runner, "failed")
+            raise
+    hooks.on_end(runner, "stopped" if runner.stop_code else "completed")
+    ranks.barrier()
     return 128 + runner.stop_code if runner.stop_code > 1 and ranks.rank == 0 else 0
 
 

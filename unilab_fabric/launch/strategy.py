@@ -11,6 +11,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from torch.nn import Module
 from typing_extensions import override
 
+from unilab_fabric.errors import PeerLost
 from unilab_fabric.launch.devices import Topology
 
 
@@ -40,7 +41,10 @@ def open_fabric(topology: Topology, timeout_s: float) -> Fabric:
         num_nodes=topology.num_nodes,
         strategy=RanksStrategy(timeout_s, ours),
     )
-    fabric.launch()
+    try:
+        fabric.launch()
+    except RuntimeError as error:  # torch raises no narrower kind where a rank does not join
+        raise PeerLost(f"rank {topology.rank}: the process group could not form: {error}") from error
     if fabric.world_size != topology.world_size:
         raise RuntimeError(f"the job has {fabric.world_size} ranks and not {topology.world_size}")
     return fabric

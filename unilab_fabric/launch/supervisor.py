@@ -89,6 +89,10 @@ class Supervisor:
             self.end()
             raise self._first_failure
 
+    def stop_watching(self) -> None:
+        """From now on a rank's failure is the consequence of one that is known."""
+        self._over.set()
+
     def end(self) -> None:
         """Asks every rank to end, then kills those that have not."""
         self._over.set()

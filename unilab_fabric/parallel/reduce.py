@@ -1,10 +1,14 @@
 """The mean and the sum over ranks; alone, each does nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from unilab_fabric.errors import PeerLost
 
 
 @dataclass(frozen=True)
@@ -31,22 +35,29 @@ class Ranks:
             return
         if not buffer.is_contiguous():
             raise ValueError(f"a collective needs a contiguous buffer, not strides {buffer.stride()}")
-        dist.all_reduce(buffer)
+        self._together("all_reduce", dist.all_reduce, buffer)
 
     def broadcast_(self, buffer: Tensor) -> None:
         """Replaces a contiguous buffer by rank 0's."""
         if self.world_size > 1:
-            dist.broadcast(buffer, src=0)
+            self._together("broadcast", dist.broadcast, buffer, 0)
 
     def gather(self, row: Tensor) -> Tensor:
         """Stacks one contiguous tensor of every rank: (world_size, *row.shape)."""
         if self.world_size == 1:
             return row.unsqueeze(0)
         rows = [torch.empty_like(row) for _ in range(self.world_size)]
-        dist.all_gather(rows, row)
+        self._together("all_gather", dist.all_gather, rows, row)
         return torch.stack(rows)
 
     def barrier(self) -> None:
         """Waits for all ranks."""
         if self.world_size > 1:
-            dist.barrier()
+            self._together("barrier", dist.barrier)
+
+    def _together(self, name: str, collective: Callable[..., Any], *arguments: Any) -> None:
+        """Runs a collective. Raises PeerLost, naming it, where it cannot finish."""
+        try:
+            collective(*arguments)
+        except RuntimeError as error:  # gloo and NCCL raise no narrower kind for a closed connection or a deadline
+            raise PeerLost(f"rank {self.rank}: {name} could not finish: {error}") from error
