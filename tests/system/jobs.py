@@ -81,8 +81,9 @@ class Job:
             words = command(pid)
             if "unilab_fabric.launch.job" in words:
                 found["rank 1"] = pid
-                collectors = [child for child in children(pid) if "unilab_fabric.offpolicy.collector" in command(child)]
-                found |= {"collector 1": child for child in collectors}
+                for child in children(pid):
+                    if "unilab_fabric.offpolicy.collector" in command(child):
+                        found["collector 1"] = child
             elif "unilab_fabric.offpolicy.collector" in words:
                 found["collector 0"] = pid
         self._seen |= set(found.values())
