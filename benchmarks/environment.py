@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def _one_round(task: Go2JoystickFlat, trot: Trot, fast: Reference, faithful: Ref
         references = (fast, faithful) if tick % 4 == 0 else (fast,)  # faithful physics is slow
         for reference in references:
             reference.set(task, action)
-        for i, step in enumerate([partial(task.advance, action), *(r.step for r in references)]):
+        steps: list[Callable[[], None]] = [partial(task.advance, action), *(r.step for r in references)]
+        for i, step in enumerate(steps):
             start = time.perf_counter()
             step()
             seconds[i] += time.perf_counter() - start

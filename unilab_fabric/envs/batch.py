@@ -5,7 +5,6 @@ Everything here is numpy over `mjbatch.Batch`; nothing asks MuJoCo for an extra 
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mjbatch
@@ -18,13 +17,31 @@ from unilab_fabric.errors import UserError
 
 Rows = NDArray[np.float64]
 
+# Entries of a rotation matrix, row by row, from the products of a quaternion's entries ww, wx, wy, wz, xw, ..., zz.
+_ROTATION_OF_PRODUCTS = np.array(
+    [
+        # ww wx wy wz xw xx xy xz yw yx yy yz zw zx zy zz
+        [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0, 0, -1],
+        [0, 0, 0, -2, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 2, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 1, 0, 0, 0, 0, -1],
+        [0, -2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0],
+        [0, 0, -2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0, -1, 0, 0, 0, 0, -1, 0, 0, 0, 0, 1],
+    ],
+    np.float32,
+)
+
 _DIVERGENCE = slice(mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADCTRL + 1)
 
 
 class Simulations:
     """N simulations of one model, stepped together on a pool of threads.
 
-    `state`, `qpos`, `qvel` and `ctrl` are views of the simulations' own state: what is written counts at the next step.
+    `state`, `qpos`, `qvel`, `motion` and `ctrl` are views of the simulations' own state: what is written there counts
+    at the next step.
     """
 
     state: Rows
@@ -33,6 +50,8 @@ class Simulations:
     """(N, nq)"""
     qvel: Rows
     """(N, nv)"""
+    motion: Rows
+    """(N, nq + nv): qpos and qvel side by side."""
     ctrl: Rows
     """(N, nu)"""
 
@@ -57,6 +76,8 @@ class Simulations:
         self.state = self._batch.bind("state")
         self.qpos = self._batch.bind("qpos")
         self.qvel = self._batch.bind("qvel")
+        start = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_TIME)  # positions, then velocities follow the time
+        self.motion = self.state[:, start : start + model.nq + model.nv]
         self.ctrl = self._batch.bind("ctrl")
         self._warnings = self._batch.bind("warning")
         self._divergence = self._warnings[:, _DIVERGENCE, 1]
@@ -76,14 +97,13 @@ class Simulations:
         self._warnings[:] = 0
         return diverged
 
-    def place(self, ids: Ids, qpos: ArrayLike, qvel: ArrayLike) -> None:
+    def place(self, ids: Ids, motion: ArrayLike) -> None:
         """Puts simulations into a state as if newly made: time 0, no controls, no warm start.
 
-        qpos (len(ids), nq) or (nq,), qvel likewise.
+        `motion` is (len(ids), nq + nv), or (nq + nv,) for all of them.
         """
         self.state[ids] = self._pristine
-        self.qpos[ids] = qpos
-        self.qvel[ids] = qvel
+        self.motion[ids] = motion
 
     def sensors(self, names: Sequence[str]) -> Array:
         """(N, dims of all): a live float32 view of sensors that follow each other in the model.
@@ -105,48 +125,35 @@ class Simulations:
         self._batch.set_const(ids)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """A floating base as its joint's coordinates give it, current with the state; n environments, float32."""
-
-    height: Array
-    """(n,): z of the base frame [m]."""
-    gravity_b: Array
-    """(3, n): unit vector of gravity in the base frame, R'(0, 0, -1); the heading does not change it."""
-    velocity_b: Array
-    """(3, n): linear velocity of a point of the base, in the base frame [m/s]."""
-    angular_velocity_b: Array
-    """(3, n): in the base frame [rad/s]."""
-
-
-def read_base(qpos: NDArray[np.floating[Any]], qvel: NDArray[np.floating[Any]], point_b: tuple[float, ...]) -> Base:
-    """The base of models whose first joint is free; qpos (nq, n), qvel (nv, n), the point in the base frame [m].
-
-    A free joint holds the linear velocity of the base's origin in the world frame and the angular velocity in the base
-    frame (MuJoCo documentation, "Floating objects"), so v_b = R'v + w x r.
-    """
-    rotation = rotation_matrix(qpos[3:7])
-    x, y, z = point_b
-    spin = qvel[3:6]
-    velocity = np.einsum("in,ijn->jn", qvel[:3], rotation)
-    velocity[0] += spin[1] * z - spin[2] * y
-    velocity[1] += spin[2] * x - spin[0] * z
-    velocity[2] += spin[0] * y - spin[1] * x
-    return Base(height=qpos[2], gravity_b=-rotation[2], velocity_b=velocity, angular_velocity_b=spin)
-
-
-def rotation_matrix(quat: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+def rotation_matrix(quat: Array) -> Array:
     """Body to world (3, 3, n) of unit quaternions (4, n) as w, x, y, z."""
-    outer = 2 * quat[:, None] * quat[None]
-    w, x, y, z = range(4)
-    rotation = np.empty((3, 3, quat.shape[1]), quat.dtype)
-    rotation[0, 0] = 1 - outer[y, y] - outer[z, z]
-    rotation[1, 1] = 1 - outer[x, x] - outer[z, z]
-    rotation[2, 2] = 1 - outer[x, x] - outer[y, y]
-    rotation[0, 1], rotation[1, 0] = outer[x, y] - outer[w, z], outer[x, y] + outer[w, z]
-    rotation[0, 2], rotation[2, 0] = outer[x, z] + outer[w, y], outer[x, z] - outer[w, y]
-    rotation[1, 2], rotation[2, 1] = outer[y, z] - outer[w, x], outer[y, z] + outer[w, x]
+    products = (quat[:, None] * quat).reshape(16, -1)
+    # einsum and not @: a BLAS would start threads of its own beside those of the physics.
+    entries = np.einsum("ip,pn->in", _ROTATION_OF_PRODUCTS, products)
+    rotation: Array = np.reshape(entries, (3, 3, -1))
     return rotation
+
+
+def gravity_b(rotation: Array) -> Array:
+    """Unit vector of gravity in the base frame (3, n), R'(0, 0, -1): the heading does not change it."""
+    return -rotation[2]
+
+
+def lever_matrix(point_b: tuple[float, float, float]) -> Array:
+    """(3, 3): turns an angular velocity w into the velocity w x p of a point p [m]."""
+    x, y, z = point_b
+    return np.array([[0, z, -y], [-z, 0, x], [y, -x, 0]], np.float32)
+
+
+def point_velocity_b(rotation: Array, velocity_w: Array, angular_velocity_b: Array, lever: Array) -> Array:
+    """Velocity of a point of a floating base in the base frame (3, n) [m/s]: R'v + w x p.
+
+    A free joint holds the linear velocity (3, n) of the base's origin in the world frame and the angular velocity
+    (3, n) in the base frame (MuJoCo documentation, "Floating objects"); `lever` is the `lever_matrix` of p.
+    """
+    velocity: Array = np.einsum("in,ijn->jn", velocity_w, rotation)
+    velocity += np.einsum("ij,jn->in", lever, angular_velocity_b)
+    return velocity
 
 
 def allowed_cores() -> int:

@@ -9,8 +9,14 @@ from unilab_fabric.envs.vector_env import Array, Floats
 
 def gait_phase(clock: Floats, offsets: Sequence[float]) -> Floats:
     """Phase of each foot in [0, 1): clock (n,) in cycles, one offset per foot; returns (feet, n)."""
-    cycles: Floats = clock + np.array(offsets, np.float32)[:, None]
+    cycles: Floats = clock.astype(np.float32) + np.array(offsets, np.float32)[:, None]
     return cycles - np.floor(cycles)
+
+
+def advance_phase(phase: Floats, step: float) -> None:
+    """Moves phases in [0, 1) on by a part of a cycle, in place."""
+    phase += np.float32(step)
+    phase -= np.floor(phase)
 
 
 def uniform_noise(rng: np.random.Generator, rows: Array, half_width: Array) -> Array:

@@ -9,14 +9,14 @@ import numpy as np
 from unilab_fabric.envs.vector_env import Floats, Mask
 
 
-def tracking_lin_vel(command: Floats, velocity_b: Floats, sigma: float) -> Floats:
-    """exp(-error^2 / sigma) of the planar velocity [m/s]; command (3, n), velocity (3, n), sigma [m^2/s^2]."""
-    return bell(sum_of_squares(command[:2] - velocity_b[:2]), sigma)
+def tracking_lin_vel(planar_error: Floats, sigma: float) -> Floats:
+    """exp(-error^2 / sigma); error (2, n) of the velocity along base x and y [m/s], sigma [m^2/s^2]."""
+    return bell(sum_of_squares(planar_error), sigma)
 
 
-def tracking_ang_vel(command: Floats, angular_velocity_b: Floats, sigma: float) -> Floats:
-    """exp(-error^2 / sigma) of the yaw rate [rad/s]; command (3, n), velocity (3, n), sigma [rad^2/s^2]."""
-    return bell((command[2] - angular_velocity_b[2]) ** 2, sigma)
+def tracking_ang_vel(yaw_error: Floats, sigma: float) -> Floats:
+    """exp(-error^2 / sigma); error (n,) of the yaw rate [rad/s], sigma [rad^2/s^2]."""
+    return bell(yaw_error**2, sigma)
 
 
 def lin_vel_z(velocity_b: Floats) -> Floats:

@@ -130,19 +130,26 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self._np_random, self._np_random_seed = seeding.np_random(seed)
 
-        sizes = {"actor": actor_size, "critic": critic_size}
-        self.observation = {group: np.zeros((num_envs, size), np.float32) for group, size in sizes.items()}
-        self.next_observation = {group: np.zeros((num_envs, size), np.float32) for group, size in sizes.items()}
-        # Reward, terms and figures are rows of one array, so one call adds them to the sums of the running episodes.
-        self._step_rows = np.zeros((1 + len(reward_terms) + len(figures), num_envs), np.float32)
+        # After physics the caches are cold and each numpy call counts. So all floats that a step produces are one
+        # block, which one call looks through for non-finite values, and one call adds reward, terms and figures to
+        # the sums of the running episodes.
+        rows = 1 + len(reward_terms) + len(figures)
+        observed = num_envs * (actor_size + critic_size)
+        self._produced = np.zeros(rows * num_envs + observed, np.float32)
+        self._step_rows = self._produced[: rows * num_envs].reshape(rows, num_envs)
         self._episode_rows = np.zeros_like(self._step_rows)
         self.reward = self._step_rows[0]
         self.terms = self._step_rows[1 : 1 + len(reward_terms)]
         self.figures = self._step_rows[1 + len(reward_terms) :]
+        self._next_block = self._produced[rows * num_envs :]
+        self._block = np.zeros(observed, np.float32)
+        self.observation = _split(self._block, num_envs, actor_size)
+        self.next_observation = _split(self._next_block, num_envs, actor_size)
         self.terminated = np.zeros(num_envs, np.bool_)
         self.truncated = np.zeros(num_envs, np.bool_)
         self._ended = np.zeros(num_envs, np.bool_)
         self._faulty = np.zeros(num_envs, np.bool_)
+        self._any_faulty = False
         self.episode_length = np.zeros(num_envs, np.int64)
         self._episode_steps = episode_steps
         self._time_limit = np.zeros(num_envs, np.int64)
@@ -189,7 +196,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         raise NotImplementedError
 
     def _evaluate(self) -> None:
-        """Fills `terms`, `figures` and `terminated` (all false before the call) from the state just reached."""
+        """Fills `terms`, `figures` and `terminated` from the state just reached."""
         raise NotImplementedError
 
     def _observe(self, ids: Ids | slice, actor: Array, critic: Array) -> None:
@@ -239,28 +246,25 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
 
     def advance(self, action: Array) -> None:
         """One control step of all environments with (N, actions), same-step autoreset included."""
-        self._faulty[:] = False
         action = self._finite(action)
         diverged = self._simulate(action)
         if diverged is not None:
             self._fault("Env/physics_diverged", diverged)
         self.episode_length += 1
-        self.terminated[:] = False
         np.greater_equal(self.episode_length, self._time_limit, out=self.truncated)
-        with np.errstate(invalid="ignore", over="ignore"):  # looked for below, and told with the environment's number
-            self._evaluate()
-            if self._term_names:
-                np.einsum("k,kn->n", self._reward_weights, self.terms, out=self.reward)
-            self._observe(EVERY, self.next_observation["actor"], self.next_observation["critic"])
-        self._find_nonfinite()
-        if self._faulty.any():
+        self._evaluate()
+        if self._term_names:
+            np.einsum("k,kn->n", self._reward_weights, self.terms, out=self.reward)
+        self._observe(EVERY, self.next_observation["actor"], self.next_observation["critic"])
+        if not np.isfinite(self._produced).all():
+            self._find_nonfinite()
+        if self._any_faulty:
             self._neutralise()
         np.greater(self.truncated, self.terminated, out=self.truncated)
         np.logical_or(self.terminated, self.truncated, out=self._ended)
         self._episode_rows += self._step_rows
-        for group, observation in self.observation.items():
-            np.copyto(observation, self.next_observation[group])
-        self._last_ids = np.flatnonzero(self._ended)
+        self._block[:] = self._next_block
+        (self._last_ids,) = self._ended.nonzero()
         if self._last_ids.size:
             self._finish_episodes(self._last_ids)
             self._start_episodes(self._last_ids)
@@ -293,25 +297,23 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         """The action; where it is not finite, the middle of its range, and the environment is at fault."""
         if action.shape != self.action_space.shape:
             raise ValueError(f"actions have the shape {action.shape}; this task takes {self.action_space.shape}")
-        if math.isfinite(action.sum(dtype=np.float64)):
+        if np.isfinite(action).all():
             return action
         bad = _nonfinite_rows(action)
         self._fault("Env/nonfinite_action", bad)
         return np.where(bad[:, None], self._neutral_action, action)
 
     def _find_nonfinite(self) -> None:
-        if not np.isfinite(self._step_rows).all():
-            self._fault("Env/nonfinite_reward", _nonfinite_rows(self._step_rows.T))
+        self._fault("Env/nonfinite_reward", _nonfinite_rows(self._step_rows.T))
         for observation in self.next_observation.values():
-            if not np.isfinite(observation).all():
-                self._fault("Env/nonfinite_observation", _nonfinite_rows(observation))
+            self._fault("Env/nonfinite_observation", _nonfinite_rows(observation))
 
     def _fault(self, tag: str, mask: Mask) -> None:
         """Counts these environments' fault; an environment counts once a step, by its first fault."""
         new = np.flatnonzero(mask & ~self._faulty)
         if not new.size:
             return
-        self._faulty[new] = True
+        self._faulty[new] = self._any_faulty = True
         self.totals[self._fault_row[tag]] += new.size
         if tag not in self._faults_told:
             self._faults_told.add(tag)
@@ -332,6 +334,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         self.terminated[self._faulty] = True
         for group, observation in self.observation.items():
             self.next_observation[group][self._faulty] = observation[self._faulty]
+        self._faulty[:] = self._any_faulty = False
 
     def _finish_episodes(self, ids: Ids) -> None:
         """Adds these environments' episodes to `totals` and keeps them for `_infos`."""
@@ -378,6 +381,12 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
             "episode": {name: values.copy() for name, values in episode.items()},
             "_episode": self._ended.copy(),
         }
+
+
+def _split(block: Array, num_envs: int, actor_size: int) -> dict[str, Array]:
+    """Views of a flat block as actor and critic observations."""
+    cut = num_envs * actor_size
+    return {"actor": block[:cut].reshape(num_envs, -1), "critic": block[cut:].reshape(num_envs, -1)}
 
 
 def _nonfinite_rows(rows: Array) -> Mask:

@@ -72,22 +72,22 @@ class CartpoleSwingup(TaskEnv):
     def _begin(self, ids: Ids) -> None:
         """The pole hangs, nearly at rest, and the cart is near the middle."""
         rng = self.np_random
-        position = np.array([0, np.pi]) + rng.uniform(-0.3, 0.3, (ids.size, 2))
-        self.sims.place(ids, position, rng.uniform(-0.05, 0.05, (ids.size, 2)))
+        reach = np.array([0.3, 0.3, 0.05, 0.05])
+        self.sims.place(ids, np.array([0, np.pi, 0, 0]) + rng.uniform(-reach, reach, (ids.size, 4)))
 
     def _simulate(self, action: Array) -> Mask | None:
         self.sims.ctrl[:] = action
         return self.sims.step()
 
     def _evaluate(self) -> None:
-        cart, pole = self.sims.qpos.T.astype(np.float32)
+        cart, pole, _, pole_rate = self.sims.motion.T
         cosine = np.cos(pole)
         self.terms[0] = pole_up(cosine)
-        self.terms[1] = balance(cosine, self.sims.qvel[:, 1].astype(np.float32), cart)
+        self.terms[1] = balance(cosine, pole_rate, cart)
         self.figures[0] = cosine > UPRIGHT_COSINE
+        self.terminated[:] = False
 
     def _observe(self, ids: Ids | slice, actor: Array, critic: Array) -> None:
-        cart, pole = self.sims.qpos[ids].T
-        cart_rate, pole_rate = self.sims.qvel[ids].T
+        cart, pole, cart_rate, pole_rate = self.sims.motion[ids].T
         np.stack([cart, cart_rate, np.sin(pole), np.cos(pole), pole_rate], axis=1, out=critic, casting="same_kind")
         actor[:] = critic

@@ -18,10 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unilab_fabric.envs import observations, randomization, rewards
-from unilab_fabric.envs.batch import Base, Simulations, read_base
-from unilab_fabric.envs.commands import Range, check_range, velocity_command
+from unilab_fabric.envs.batch import (
+    Rows,
+    Simulations,
+    gravity_b,
+    lever_matrix,
+    point_velocity_b,
+    rotation_matrix,
+)
+from unilab_fabric.envs.commands import Range, check_range
 from unilab_fabric.envs.robots import go2
-from unilab_fabric.envs.vector_env import EVERY, Array, Floats, Ids, Mask, TaskEnv, control_steps
+from unilab_fabric.envs.vector_env import Array, Ids, Mask, TaskEnv, control_steps
 from unilab_fabric.errors import UserError
 from unilab_fabric.spaces import Mirror
 
@@ -150,15 +157,18 @@ _LEGS = ((3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8), (-1, 1, 1) * 4)  # hip, thigh, 
 _FEET = ((1, 0, 3, 2), (1, 1, 1, 1))
 _ACTOR = (_ROTATION, _VECTOR, _LEGS, _LEGS, _LEGS, _COMMAND, _FEET)
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Robot:
-    """n robots at one moment, float32."""
-
-    base: Base
-    joint_offset: Floats  # (12, n) from the stand pose [rad]
-    joint_rate: Floats  # (12, n) [rad/s]
-    phase: Floats  # (4, n) of each foot in its cycle, [0, 1)
+# Rows of the critic's observation; the actor's is all but the last three.
+ANGULAR_VELOCITY = slice(0, 3)
+GRAVITY = slice(3, 6)
+JOINT_OFFSET = slice(6, 18)
+JOINT_RATE = slice(18, 30)
+ACTION = slice(30, 42)
+COMMAND = slice(42, 45)
+PHASE = slice(45, 49)
+VELOCITY = slice(49, 52)
+ACTOR_SIZE, CRITIC_SIZE = 49, 52
+MEASURED = slice(0, 30)
+"""What sensors would measure, and noise is added to."""
 
 
 class Go2JoystickFlat(TaskEnv):
@@ -219,8 +229,8 @@ class Go2JoystickFlat(TaskEnv):
                 raise UserError(f"task.{name}", value, "allowed: more than 0")
         super().__init__(
             num_envs=num_envs,
-            actor_size=49,
-            critic_size=52,
+            actor_size=ACTOR_SIZE,
+            critic_size=CRITIC_SIZE,
             action_low=[-1.0] * 12,
             action_high=[1.0] * 12,
             episode_steps=control_steps(episode_s, CONTROL_STEP_S),
@@ -237,19 +247,24 @@ class Go2JoystickFlat(TaskEnv):
         self._feet_height = self.sims.sensors(go2.FOOT_SENSORS)[:, 2::3]
         self._action_scale = action_scale
         self._tracking_sigma = tracking_sigma
-        self._commands = (commands.forward, commands.left, commands.turn)
         self._random_phase = random_phase
         self._noise = None if noise is None else _noise_widths(noise)
         self._pushes = pushes
         self._robots = None if randomization is None else _RandomRobots(self.sims, randomization)
         self._stand = np.array(go2.STAND_JOINTS)
-        self._command = np.zeros((3, num_envs), np.float32)
-        self._first_phase = np.zeros(num_envs, np.float32)
-        self._action = np.zeros((12, num_envs), np.float32)
+        self._stand_column = self._stand[:, None].astype(np.float32)
+        self._lever = lever_matrix(go2.IMU_B)
+        # x, y, yaw, base velocity, command, phase of a new episode
+        reach = [(-0.5, 0.5)] * 2 + [(-math.pi, math.pi)] + [(-0.5, 0.5)] * 6
+        self._start_low, self._start_high = np.array(
+            [*reach, commands.forward, commands.left, commands.turn, (0.0, 1.0 if random_phase else 0.0)]
+        ).T
+        # The critic's observation, one component per row; action, command and phase live here. Rows are a little longer
+        # than needed: a power of two between them would make them compete for the same cache lines.
+        self._now = np.zeros((CRITIC_SIZE, num_envs + 16), np.float32)[:, :num_envs]
+        self._height = np.zeros(num_envs, np.float32)
         self._previous_action = np.zeros((12, num_envs), np.float32)
-        self.mutable.update(
-            {"command": self._command, "first_phase": self._first_phase, "action": self._action, **self.sims.mutable}
-        )
+        self.mutable.update({"now": self._now, **self.sims.mutable})
 
     def set_state(self, state: dict[str, NDArray[Any]]) -> None:
         """As in the base; what MuJoCo derives from a robot's masses is derived again."""
@@ -260,84 +275,75 @@ class Go2JoystickFlat(TaskEnv):
     def _begin(self, ids: Ids) -> None:
         """The robot stands within half a metre of the origin, any way round, and moves a little."""
         rng, n = self.np_random, ids.size
-        qpos = np.empty((n, 19))
-        qpos[:, :2] = rng.uniform(-0.5, 0.5, (n, 2))
-        qpos[:, 2] = go2.STAND_HEIGHT
-        qpos[:, 3:7] = _heading(rng.uniform(-math.pi, math.pi, n), go2.STAND_PITCH)
-        qpos[:, 7:] = self._stand
-        qvel = np.zeros((n, 18))
-        qvel[:, :6] = rng.uniform(-0.5, 0.5, (n, 6))
-        self.sims.place(ids, qpos, qvel)
+        start = rng.uniform(self._start_low, self._start_high, (n, self._start_low.size))
+        motion = np.zeros((n, 37))
+        motion[:, :2] = start[:, :2]
+        motion[:, 2] = go2.STAND_HEIGHT
+        motion[:, 3:7] = _heading(start[:, 2], go2.STAND_PITCH)
+        motion[:, 7:19] = self._stand
+        motion[:, 19:25] = start[:, 3:9]
+        self.sims.place(ids, motion)
         if self._robots is not None:
             self._robots.draw(rng, ids)
-        self._command[:, ids] = velocity_command(rng, n, self._commands)
-        self._first_phase[ids] = rng.random(n) if self._random_phase else 0
-        self._action[:, ids] = 0
+        now = np.zeros((CRITIC_SIZE, n), np.float32)
+        now[COMMAND] = start[:, 9:12].T
+        now[PHASE] = observations.gait_phase(start[:, 12], GAIT_OFFSETS)
+        self._now[:, ids] = now
 
     def _simulate(self, action: Array) -> Mask | None:
-        self._previous_action[:] = self._action
-        self._action[:] = action.T
+        self._previous_action[:] = self._now[ACTION]
+        self._now[ACTION] = action.T
         self.sims.ctrl[:] = action * self._action_scale + self._stand
         if self._pushes is not None:
             self._push(self._pushes)
         return self.sims.step()
 
     def _evaluate(self) -> None:
-        self._robot = self._read(EVERY)
-        base = self._robot.base
-        for row, value in zip(self.terms, self._reward_terms(self._robot).values(), strict=True):
-            row[:] = value
-        planar_error = self._command[:2] - base.velocity_b[:2]
-        np.hypot(planar_error[0], planar_error[1], out=self.figures[0])
-        np.abs(self._command[2] - base.angular_velocity_b[2], out=self.figures[1])
-        np.greater(base.gravity_b[2], -math.cos(MAX_TILT), out=self.terminated)
-
-    def _reward_terms(self, robot: _Robot) -> dict[str, Floats]:
-        """The fields of `Go2Rewards`, in their order."""
-        base, sigma = robot.base, self._tracking_sigma
+        now = self._now
+        observations.advance_phase(now[PHASE], GAIT_HZ * CONTROL_STEP_S)
+        height = self._sense(self.sims.motion, now)
+        planar_error = now[COMMAND][:2] - now[VELOCITY][:2]
+        yaw_error = now[COMMAND][2] - now[ANGULAR_VELOCITY][2]
         feet = self._feet_height.T.copy()
         touches = feet < go2.FOOT_RADIUS + go2.CONTACT_MARGIN  # on flat ground the same as a contact
-        in_stance = robot.phase < STANCE
-        return {
-            "tracking_lin_vel": rewards.tracking_lin_vel(self._command, base.velocity_b, sigma),
-            "tracking_ang_vel": rewards.tracking_ang_vel(self._command, base.angular_velocity_b, sigma),
-            "lin_vel_z": rewards.lin_vel_z(base.velocity_b),
-            "ang_vel_xy": rewards.ang_vel_xy(base.angular_velocity_b),
-            "base_height": rewards.base_height(base.height, BASE_HEIGHT_TARGET),
-            "action_rate": rewards.action_rate(self._action, self._previous_action),
-            "similar_to_default": rewards.similar_to_default(robot.joint_offset),
+        in_stance = now[PHASE] < STANCE
+        terms = {  # the fields of Go2Rewards, in their order
+            "tracking_lin_vel": rewards.tracking_lin_vel(planar_error, self._tracking_sigma),
+            "tracking_ang_vel": rewards.tracking_ang_vel(yaw_error, self._tracking_sigma),
+            "lin_vel_z": rewards.lin_vel_z(now[VELOCITY]),
+            "ang_vel_xy": rewards.ang_vel_xy(now[ANGULAR_VELOCITY]),
+            "base_height": rewards.base_height(height, BASE_HEIGHT_TARGET),
+            "action_rate": rewards.action_rate(now[ACTION], self._previous_action),
+            "similar_to_default": rewards.similar_to_default(now[JOINT_OFFSET]),
             "contact": rewards.contact(touches, in_stance),
             "swing_feet_z": rewards.swing_feet_z(feet, in_stance, SWING_HEIGHT, SWING_WIDTH),
         }
+        np.concatenate(tuple(terms.values()), out=self.terms.reshape(-1))
+        np.hypot(planar_error[0], planar_error[1], out=self.figures[0])
+        np.abs(yaw_error, out=self.figures[1])
+        np.greater(now[GRAVITY][2], -math.cos(MAX_TILT), out=self.terminated)
 
     def _observe(self, ids: Ids | slice, actor: Array, critic: Array) -> None:
-        robot = self._robot if isinstance(ids, slice) else self._read(ids)
-        columns = np.empty((52, len(critic)), np.float32)
-        columns[0:3] = robot.base.angular_velocity_b
-        columns[3:6] = robot.base.gravity_b
-        columns[6:18] = robot.joint_offset
-        columns[18:30] = robot.joint_rate
-        columns[30:42] = self._action[:, ids]
-        columns[42:45] = self._command[:, ids]
-        columns[45:49] = robot.phase
-        columns[49:52] = robot.base.velocity_b
-        critic[:] = columns.T
-        actor[:] = critic[:, :49]
+        now = self._now
+        if not isinstance(ids, slice):
+            now = now[:, ids]
+            self._sense(self.sims.motion[ids], now)
+        critic[:] = now.T
+        actor[:] = critic[:, :ACTOR_SIZE]
         if self._noise is not None:
-            actor[:, : self._noise.size] = observations.uniform_noise(
-                self.np_random, actor[:, : self._noise.size], self._noise
-            )
+            actor[:, MEASURED] = observations.uniform_noise(self.np_random, actor[:, MEASURED], self._noise)
 
-    def _read(self, ids: Ids | slice) -> _Robot:
-        qpos = self.sims.qpos[ids].T.astype(np.float32, order="C")
-        qvel = self.sims.qvel[ids].T.astype(np.float32, order="C")
-        clock = self._first_phase[ids] + GAIT_HZ * CONTROL_STEP_S * self.episode_length[ids].astype(np.float32)
-        return _Robot(
-            base=read_base(qpos, qvel, go2.IMU_B),
-            joint_offset=qpos[7:] - self._stand[:, None].astype(np.float32),
-            joint_rate=qvel[6:],
-            phase=observations.gait_phase(clock, GAIT_OFFSETS),
-        )
+    def _sense(self, motion: Rows, now: Array) -> Array:
+        """Writes what n simulations (n, 37) are doing into the rows of their observations (52, n); the heights (n,)."""
+        state = motion.T.astype(np.float32, order="C")
+        rotation = rotation_matrix(state[3:7])
+        now[ANGULAR_VELOCITY] = spin = state[22:25]
+        now[GRAVITY] = gravity_b(rotation)
+        now[JOINT_OFFSET] = state[7:19] - self._stand_column
+        now[JOINT_RATE] = state[25:]
+        now[VELOCITY] = point_velocity_b(rotation, state[19:22], spin, self._lever)
+        height: Array = state[2]
+        return height
 
     def _push(self, pushes: Go2Pushes) -> None:
         rng = self.np_random
