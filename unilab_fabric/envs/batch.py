@@ -129,14 +129,13 @@ def rotation_matrix(quat: Array) -> Array:
     """Body to world (3, 3, n) of unit quaternions (4, n) as w, x, y, z."""
     products = (quat[:, None] * quat).reshape(16, -1)
     # einsum and not @: a BLAS would start threads of its own beside those of the physics.
-    entries = np.einsum("ip,pn->in", _ROTATION_OF_PRODUCTS, products)
-    rotation: Array = np.reshape(entries, (3, 3, -1))
-    return rotation
+    entries: Array = np.einsum("ip,pn->in", _ROTATION_OF_PRODUCTS, products)
+    return entries.reshape(3, 3, -1)
 
 
 def gravity_b(rotation: Array) -> Array:
     """Unit vector of gravity in the base frame (3, n), R'(0, 0, -1): the heading does not change it."""
-    return -rotation[2]
+    return np.negative(rotation[2])
 
 
 def lever_matrix(point_b: tuple[float, float, float]) -> Array:
