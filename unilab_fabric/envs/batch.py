@@ -135,7 +135,8 @@ def rotation_matrix(quat: Array) -> Array:
 
 def gravity_b(rotation: Array) -> Array:
     """Unit vector of gravity in the base frame (3, n), R'(0, 0, -1): the heading does not change it."""
-    return np.negative(rotation[2])
+    down: Array = -rotation[2]
+    return down
 
 
 def lever_matrix(point_b: tuple[float, float, float]) -> Array:
