@@ -49,6 +49,14 @@ def read_yaml(text: str) -> Any:
     return get_loader("yaml")(str(text))
 
 
+def read_flag(text: str) -> Any:
+    """A value from the command line whose type is not known yet: YAML where it is any, else the text."""
+    try:
+        return read_yaml(text)
+    except yaml.YAMLError:
+        return str(text)
+
+
 def check_arguments(
     cls: type, given: Mapping[str, Any], prefix: str, problems: Problems, *, skip: frozenset[str] = frozenset()
 ) -> Tree:
@@ -59,10 +67,11 @@ def check_arguments(
     """
     found = Problems()
     tree = check_given(cls, given, prefix, found, skip=skip)
-    missing = sorted(_required(cls) - set(given) - skip)
-    for name in missing:
-        found.add(_dotted(prefix, name), "missing", f"allowed: {describe(argument_types(cls)[name])}")
-    if not missing:
+    required = _required(cls) - skip
+    if set(given) <= set(argument_types(cls)):  # else a misspelt name may have meant one of them
+        for name in sorted(required - set(given)):
+            found.add(_dotted(prefix, name), "missing", f"allowed: {describe(argument_types(cls)[name])}")
+    if required <= set(tree):
         _check_together(class_parser(cls, skip), tree, prefix, found)
     problems.found += found.found
     return {} if found.found else _with_defaults(class_parser(cls, skip), tree)
@@ -126,7 +135,9 @@ def describe(hint: Any) -> str:
         case origin if origin is dict and arguments:
             return f"a mapping, each value {describe(arguments[1])}"
         case other:
-            return _WORDS.get(other) or f"a value of type {_name(other)}"
+            return (
+                "a mapping of settings" if is_dataclass(other) else _WORDS.get(other, f"a value of type {_name(other)}")
+            )
 
 
 def _name(hint: Any) -> str:
@@ -174,10 +185,14 @@ def _leaves(
             continue
         hint = types_by_name[name]
         nested = _dataclass_in(hint)
-        if nested and isinstance(value, FlagText) and value.lstrip().startswith("{"):
-            value = read_yaml(value)
+        if nested and isinstance(value, FlagText):
+            value = read_flag(value)
         if nested and isinstance(value, Mapping) and value:
             yield from _leaves(nested, value, here, prefix, frozenset(), problems)
+        elif nested is hint and not value:  # an empty section in a file
+            continue
+        elif nested is hint:
+            problems.add(_dotted(prefix, *here), shown(value), f"allowed: {describe(hint)}")
         else:
             yield here, hint, value
 
@@ -204,7 +219,7 @@ def _without_flag_texts(value: Any) -> Any:
     """Texts from the command line inside a mapping have no type to go by: they are read as YAML."""
     if isinstance(value, Mapping):
         return {key: _without_flag_texts(entry) for key, entry in value.items()}
-    return read_yaml(value) if isinstance(value, FlagText) else value
+    return read_flag(value) if isinstance(value, FlagText) else value
 
 
 def _check_together(parser: ArgumentParser, tree: Tree, prefix: str, problems: Problems) -> None:

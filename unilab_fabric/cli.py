@@ -215,18 +215,35 @@ class _RunRequest:
         saved: Tree = {}
         with self.problems.gathered():
             saved = _settings_of_checkpoint(given)
-        if not saved:  # what else is wrong can be told only where the task is known
-            self._checked({key: value for key, value in given.items() if key != "ckpt_path" and "task" in given})
+        if not saved:
+            self._checked({key: value for key, value in given.items() if key != "ckpt_path"})
         config = self._checked(overlay(saved, {**given, "ckpt_path": saved["ckpt_path"]}))
         return config, tuple(f"changed from the checkpoint's run: {change}" for change in _changes(saved, config))
 
     def _checked(self, tree: Tree) -> RunConfig:
-        config = None
-        with self.problems.gathered():
+        try:
             config = resolve_run(tree)
+        except UserErrors as several:
+            # a file or a checkpoint that could not be read would have named the task
+            unknown_task = bool(self.problems.found) and "task" not in tree
+            self.problems.found += [each for each in several.problems if not (unknown_task and each.field == "task")]
+            _check_devices(tree, self.problems)
         self.problems.raise_any()
-        assert config is not None
         return config
+
+
+def _check_devices(tree: Tree, problems: Problems) -> None:
+    """The devices of a run whose settings have problems elsewhere, so that both are told at once."""
+    own = Problems()
+    training = tree.get("training") or {}
+    if not isinstance(training, Mapping):
+        return
+    settings = check_arguments(TrainingConfig, training, "training", own)
+    if not own.found:
+        from unilab_fabric.launch.devices import resolve_topology
+
+        with problems.gathered():
+            resolve_topology(build(TrainingConfig, settings))
 
 
 def _settings_of_checkpoint(given: Tree) -> Tree:

@@ -36,7 +36,8 @@ class TrainingConfig:
     """Device kind; auto takes CUDA devices where there are any, else the CPU."""
     devices: int | list[int] | Literal["auto"] | None = None
     """Devices of each machine, one rank on each: null, [], [0] or 1 for one rank, n for the first n, a list for
-    those visible devices in that order, auto for all of them. On the CPU n is the number of processes."""
+    those visible devices in that order, auto for all of them. On the CPU n is the number of processes, and so is the
+    length of [0, ..., n - 1]."""
     num_nodes: int = 1
     """Machines in the job; more than one needs torchrun, SLURM or MPI to start the processes."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
@@ -63,6 +64,8 @@ class TrainingConfig:
         for name, least in [("max_env_steps", 1), ("num_nodes", 1), ("log_every", 1), ("replica_check_every", 0)]:
             if getattr(self, name) < least:
                 raise UserError(f"training.{name}", getattr(self, name), f"allowed: {least} or more")
+        if self.run_name is not None and (not self.run_name or "/" in self.run_name or self.run_name in (".", "..")):
+            raise UserError("training.run_name", self.run_name, "allowed: the name of a folder, without a path")
         if not self.stall_timeout_s > 0:
             raise UserError("training.stall_timeout_s", self.stall_timeout_s, "allowed: more than 0 seconds")
 
@@ -137,6 +140,9 @@ LOGGERS = {
 }
 """Short name and import path of Lightning's loggers; any other class of that interface goes by its import path."""
 
+_DEFAULT_CLASS: Mapping[Section, str] = {"task": "missing", "learner": "FastSAC", "logger": "TensorBoardLogger"}
+"""Class of a section that names none; a task must be named."""
+
 _FROM_THE_RANK = frozenset({"num_threads", "seed"})
 """Arguments of our tasks that each rank fills in."""
 
@@ -154,8 +160,8 @@ def resolve_run(tree: Mapping[str, Any]) -> RunConfig:
         problems.add(key, shown(rest.pop(key)), suggest(key, siblings, setting_names(tree)))
     settings = check_arguments(JobConfig, rest, "", problems)
     task = resolve_section("task", tree.get("task"), problems)
-    learner = resolve_section("learner", tree.get("learner", "FastSAC"), problems)
-    logger = resolve_section("logger", tree.get("logger", "TensorBoardLogger"), problems)
+    learner = resolve_section("learner", tree.get("learner"), problems)
+    logger = resolve_section("logger", tree.get("logger"), problems)
     problems.raise_any()
     job: JobConfig = build(JobConfig, settings)
     return RunConfig(**vars(job), task=task, learner=learner, logger=logger)
@@ -166,7 +172,7 @@ def resolve_section(section: Section, given: Any, problems: Problems) -> ClassCo
     given = {"class_path": given} if isinstance(given, str) else given or {}
     for key in sorted(given.keys() - {"class_path", "init_args"}):
         problems.add(f"{section}.{key}", shown(given[key]), f"the arguments of a class stand under {section}.init_args")
-    name, init_args = str(given.get("class_path", "missing")), given.get("init_args") or {}
+    name, init_args = str(given.get("class_path", _DEFAULT_CLASS[section])), given.get("init_args") or {}
     if not isinstance(init_args, Mapping):
         problems.add(f"{section}.init_args", shown(init_args), "allowed: a mapping")
         init_args = {}
@@ -175,7 +181,7 @@ def resolve_section(section: Section, given: Any, problems: Problems) -> ClassCo
         if section != "logger":
             cls = section_class(section, name)
             init_args = check_arguments(cls, init_args, section, problems, skip=not_settable(cls))
-        elif not problems.found and (init_args or name not in LOGGERS.values()):
+        elif "." not in name or (not problems.found and (init_args or name not in LOGGERS.values())):
             # last, and only where there is something to check: Lightning takes seconds to load
             init_args = check_given(section_class(section, name), init_args, section, problems)
     return ClassConfig(class_path=name, init_args=dict(init_args))
@@ -209,9 +215,10 @@ def setting_names(tree: Mapping[str, Any]) -> list[str]:
     """Dotted names of all settings of a run, those of its task and learner included where these are known."""
     names = argument_names(JobConfig, "")
     for section in ("task", "learner"):
-        given = tree.get(section, "FastSAC")
+        given = tree.get(section) or {}
+        name = given if isinstance(given, str) else given.get("class_path", _DEFAULT_CLASS[section])
         with Problems().gathered():  # a class that is not known is a problem that is told elsewhere
-            cls = section_class(section, given if isinstance(given, str) else str(given.get("class_path")))
+            cls = section_class(section, str(name))
             names += argument_names(cls, section, not_settable(cls))
     return names
 

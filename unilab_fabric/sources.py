@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unilab_fabric.arguments import FlagText, Tree, read_yaml
+from unilab_fabric.arguments import FlagText, Tree, read_flag
 from unilab_fabric.config import SECTIONS, Section, class_name, read_config_file
 from unilab_fabric.errors import Problems, UserError, nearest
 
@@ -129,8 +129,8 @@ def _as_class(given: Any) -> Any:
 def _put(tree: Tree, path: Sequence[str], value: FlagText) -> None:
     for name in path[:-1]:
         below = tree.get(name)
-        if isinstance(below, FlagText) and below.lstrip().startswith("{"):
-            below = read_yaml(below)
+        if isinstance(below, FlagText):
+            below = read_flag(below)
         tree[name] = below if isinstance(below, dict) else {}
         tree = tree[name]
     tree[path[-1]] = value

@@ -1,5 +1,7 @@
 """All that can be known before anything is started: what a run will use, or every reason why it cannot."""
 
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -148,7 +150,7 @@ def replay_bytes(ticks: int, spec: TaskSpec) -> int:
     return (ticks + 1) * spec.num_envs * row
 
 
-def variables_we_set(topology: Topology) -> dict[str, str]:
+def variables_we_set(topology: Topology, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Environment variables that a run sets, with the range of values where they differ by rank."""
     variables = {"OMP_NUM_THREADS": str(topology.learner_threads)}
     if topology.started_by == "us" and topology.world_size > 1:
@@ -163,6 +165,8 @@ def variables_we_set(topology: Topology) -> dict[str, str]:
             "MASTER_PORT": "(a free one)",
             LAUNCHER_VARIABLE: "(process id)",
         }
+        if "GLOO_SOCKET_IFNAME" not in environ:
+            variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     return variables
 
 
