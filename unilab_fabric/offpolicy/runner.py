@@ -73,6 +73,8 @@ class OffPolicyRunner:
         self._hooks = hooks
         self.env_steps_per_tick = ranks.world_size * len(collector.next_slot(0).reward)
         self._own_stop = (0, "")
+        self._train_s = 0.0  # in the loop, before this process
+        self._loop_since = time.perf_counter()
         self._score: float | None = None  # newest BEST_BY
         self._best: tuple[float, str] | None = None  # score and folder name
 
@@ -86,6 +88,7 @@ class OffPolicyRunner:
             self._ranks.broadcast_(tensor)
         self._hooks.on_start(self)
         self._reporter.start_clock()
+        self._loop_since = time.perf_counter()
         while self.tick < self.last_tick and not self.stop_code:
             self._run_tick()
             if self.tick % self._training.log_every == 0 or self.tick == self.last_tick or self._alone_and_stopping():
@@ -115,6 +118,11 @@ class OffPolicyRunner:
         if self.first_tick_at is None:
             self.first_tick_at = time.time()
         self._hooks.on_tick_end(self)
+
+    @property
+    def train_s(self) -> float:
+        """Seconds [s] in the loop, those before a resume included."""
+        return self._train_s + time.perf_counter() - self._loop_since
 
     def stop(self, reason: str, code: int = OWN_REASON) -> None:
         """Ends the run, on all ranks at the same tick; `code` is a signal's number where a signal asks for it."""
@@ -169,7 +177,8 @@ class OffPolicyRunner:
         self._ranks.barrier()
         if self._ranks.rank == 0:
             counters = {"tick": self.tick, "env_steps": self.env_steps, "updates": self._cycle.updates}
-            writer.close(self._manifest | counters | {"score": self._score})
+            figures = {"score": self._score, "train_s": self.train_s}
+            writer.close(self._manifest | counters | figures)
             self._prune()
             self._hooks.on_checkpoint(self, writer.final)
         return writer.final
@@ -182,6 +191,7 @@ class OffPolicyRunner:
         self._reporter.since_start[:] = replicated["since_start"].numpy()
         self.tick, self.env_steps = manifest["tick"], manifest["env_steps"]
         self._cycle.updates = manifest["updates"]
+        self._train_s = manifest["train_s"]
         self._score, self._best = manifest["score"], replicated["best"] and tuple(replicated["best"])
         if manifest["world_size"] != self._ranks.world_size:
             self._collector.resume_at(self.tick, None)
