@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.manifests import cartpole_run, write_checkpoint
 from unilab_fabric import __version__, cli
 from unilab_fabric.config import resolve_run, to_plain
 
@@ -188,13 +189,7 @@ def test_version(command):
 @pytest.fixture
 def checkpoint(tmp_path):
     """A run `runs/a` of 64 cart-poles with a checkpoint, of which only the manifest is real."""
-    config = resolve_run({"task": {"class_path": "CartpoleSwingup", "init_args": {"num_envs": 64}}, "seed": 9})
-    path = tmp_path / "runs" / "a" / "checkpoints" / "tick-000000030"
-    path.mkdir(parents=True)
-    manifest = {"format": 1, "config": to_plain(config), "env_steps": 1920, "tick": 30, "world_size": 1, "files": {}}
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    (path.parents[1] / "config.yaml").write_text(yaml.safe_dump(to_plain(config)))
-    return path
+    return write_checkpoint(tmp_path / "runs" / "a", cartpole_run(seed=9))
 
 
 @pytest.mark.parametrize("name", ["last", "runs/a", "runs/a/checkpoints/tick-000000030"])

@@ -1,11 +1,11 @@
-import json
 import os
 from dataclasses import replace
 
 import pytest
 
 from tests.launch.machines import Machine
-from unilab_fabric.config import resolve_run, to_plain
+from tests.manifests import write_checkpoint
+from unilab_fabric.config import resolve_run
 from unilab_fabric.errors import UserErrors
 from unilab_fabric.launch import preflight as module
 from unilab_fabric.launch.devices import resolve_topology
@@ -144,13 +144,8 @@ def test_a_folder_that_cannot_be_written(tmp_path, log_root):
     assert "cannot be written" in said
 
 
-def checkpoint(tmp_path, config, *, env_steps=480, world_size=1):
-    """A run folder `runs/a` with one checkpoint of `config`; only its manifest is real."""
-    path = tmp_path / "runs" / "a" / "checkpoints" / "tick-000000030"
-    path.mkdir(parents=True)
-    manifest = {"format": 1, "config": to_plain(config), "env_steps": env_steps, "world_size": world_size, "files": {}}
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    return str(path)
+def checkpoint(tmp_path, config, **manifest):
+    return str(write_checkpoint(tmp_path / "runs" / "a", config, **manifest))
 
 
 def test_a_run_continues_in_its_own_folder(tmp_path):

@@ -1,0 +1,20 @@
+"""Checkpoints of which only the manifest is real: enough for everything that happens before a run starts."""
+
+import json
+
+from unilab_fabric.config import resolve_run, save_run_config, to_plain
+
+
+def cartpole_run(**tree):
+    """A resolved run of 64 cart-poles."""
+    return resolve_run({"task": {"class_path": "CartpoleSwingup", "init_args": {"num_envs": 64}}, **tree})
+
+
+def write_checkpoint(run_folder, config, *, env_steps=480, world_size=1):
+    """A checkpoint of tick 30 in a run's folder; its path."""
+    path = run_folder / "checkpoints" / "tick-000000030"
+    path.mkdir(parents=True)
+    manifest = {"format": 1, "tick": 30, "env_steps": env_steps, "world_size": world_size, "files": {}}
+    (path / "manifest.json").write_text(json.dumps(manifest | {"config": to_plain(config)}))
+    save_run_config(config, run_folder / "config.yaml")
+    return path
