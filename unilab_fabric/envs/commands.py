@@ -1,11 +1,8 @@
-"""What the policy is asked to do."""
+"""What a policy may be asked to do: ranges of commands."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from unilab_fabric.envs.vector_env import Floats
 from unilab_fabric.errors import UserError
 
 Range = tuple[float, float]
@@ -17,7 +14,17 @@ def check_range(field: str, limits: Range) -> None:
         raise UserError(field, list(limits), "allowed: two finite numbers, the smaller first")
 
 
-def velocity_command(rng: np.random.Generator, n: int, ranges: Sequence[Range]) -> Floats:
-    """Commands (3, n) from uniform ranges: forward and left [m/s] in the base frame, turning left [rad/s]."""
-    low, high = np.array(ranges).T[:, :, None]
-    return rng.uniform(low, high, (len(ranges), n))
+@dataclass(frozen=True, kw_only=True)
+class VelocityCommands:
+    """Ranges of a commanded velocity in the base frame, drawn at reset and kept for the episode."""
+
+    forward: Range = (-0.6, 1.0)
+    """Forward velocity [m/s]."""
+    left: Range = (-0.4, 0.4)
+    """Velocity to the left [m/s]."""
+    turn: Range = (-0.8, 0.8)
+    """Yaw rate to the left [rad/s]."""
+
+    def __post_init__(self) -> None:
+        for name, limits in vars(self).items():
+            check_range(f"task.commands.{name}", limits)

@@ -26,7 +26,7 @@ from unilab_fabric.envs.batch import (
     point_velocity_b,
     rotation_matrix,
 )
-from unilab_fabric.envs.commands import Range, check_range
+from unilab_fabric.envs.commands import Range, VelocityCommands, check_range
 from unilab_fabric.envs.robots import go2
 from unilab_fabric.envs.vector_env import Array, Ids, Mask, TaskEnv, control_steps
 from unilab_fabric.errors import UserError
@@ -69,22 +69,6 @@ class Go2Rewards:
     """Share of feet on the floor in stance and off it in swing."""
     swing_feet_z: float = 4.0
     """Mean over the feet of exp(-(height - 0.1 m)^2 / 0.01 m^2) in swing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Go2Commands:
-    """Ranges of the commanded velocity, drawn at reset and kept for the episode."""
-
-    forward: Range = (-0.6, 1.0)
-    """Forward velocity [m/s]."""
-    left: Range = (-0.4, 0.4)
-    """Velocity to the left [m/s]."""
-    turn: Range = (-0.8, 0.8)
-    """Yaw rate to the left [rad/s]."""
-
-    def __post_init__(self) -> None:
-        for name, limits in vars(self).items():
-            check_range(f"task.commands.{name}", limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +174,7 @@ class Go2JoystickFlat(TaskEnv):
         rewards: Go2Rewards = Go2Rewards(),
         tracking_sigma: float = 0.5,
         reward_scale: float = 1.0,
-        commands: Go2Commands = Go2Commands(),
+        commands: VelocityCommands = VelocityCommands(),  # noqa: B008  frozen
         random_phase: bool = True,
         noise: Go2Noise | None = None,
         pushes: Go2Pushes | None = None,
