@@ -124,7 +124,7 @@ def test_fit_hands_the_resolved_run_and_its_plan_to_the_launcher(command, job):
 def test_doctor_says_what_a_run_would_use(command, job):
     status, out, err = command("doctor", "--config", "cartpole", "--training.run_name", "a")
     assert (status, err) == (0, [])
-    for word in ("FastSAC on CartpoleSwingup", "per rank", "job", "physics", "OMP_NUM_THREADS", "runs/a"):
+    for word in ("FastSAC on CartpoleSwingup", "per rank", "job", "physics", "OMP_NUM_THREADS", "runs/a", "mujoco 3"):
         assert word in out
     assert not job
 

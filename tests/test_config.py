@@ -2,8 +2,11 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
+from unilab_fabric.arguments import FlagText
 from unilab_fabric.config import (
+    LOGGERS,
     CheckpointConfig,
     TrainingConfig,
     build_learner_config,
@@ -12,6 +15,7 @@ from unilab_fabric.config import (
     read_config_file,
     resolve_run,
     save_run_config,
+    section_class,
     to_plain,
 )
 from unilab_fabric.errors import UserError, UserErrors
@@ -166,6 +170,29 @@ def test_one_problem_is_one_line(tree, said):
 def test_a_misspelt_argument_of_a_logger_is_found():
     said = problems_of(task=CARTPOLE, logger={"class_path": "CSVLogger", "init_args": {"flush": 3}})
     assert said[0].startswith("logger.flush is 3; there is no such setting; ")
+
+
+def test_every_logger_with_a_short_name_is_there():
+    pytest.importorskip("torch")
+    for name in LOGGERS:
+        assert section_class("logger", name).__name__ == name
+
+
+def test_arguments_that_a_logger_hands_on_are_accepted():
+    wandb = {
+        "class_path": "WandbLogger",
+        "init_args": {"project": "p", "entity": FlagText("e"), "offline": FlagText("1")},
+    }
+    config = resolve_run({"task": CARTPOLE, "logger": wandb | {"init_args": {"entity": FlagText("e"), "project": "p"}}})
+    assert config.logger.init_args == {"entity": "e", "project": "p"}
+    assert yaml.safe_load(dump_run_config(config))["logger"]["init_args"] == config.logger.init_args
+    assert problems_of(task=CARTPOLE, logger=wandb) == ["logger.offline is 1; allowed: true or false"]
+    tensorboard = {"class_path": "TensorBoardLogger", "init_args": {"flush_secs": FlagText("10")}}  # to SummaryWriter
+    assert resolve_run({"task": CARTPOLE, "logger": tensorboard}).logger.init_args == {"flush_secs": 10}
+    tensorboard["init_args"] = {"flush_sec": 10}
+    assert problems_of(task=CARTPOLE, logger=tensorboard) == [
+        "logger.flush_sec is 10; there is no such setting; did you mean logger.flush_secs?"
+    ]
 
 
 @pytest.mark.parametrize(

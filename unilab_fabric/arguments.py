@@ -7,8 +7,9 @@ speaks of its own internals, so each given value is checked alone here, and what
 import copy
 import difflib
 import inspect
+import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -78,11 +79,20 @@ def check_arguments(
 
 
 def check_given(
-    cls: type, given: Mapping[str, Any], prefix: str, problems: Problems, *, skip: frozenset[str] = frozenset()
+    cls: type,
+    given: Mapping[str, Any],
+    prefix: str,
+    problems: Problems,
+    *,
+    skip: frozenset[str] = frozenset(),
+    others: bool = False,
 ) -> Tree:
-    """The given arguments alone, each with its type; adds every problem with a name or a value."""
+    """The given arguments alone, each with its type; adds every problem with a name or a value.
+
+    With `others`, names that the constructor does not show are left to it.
+    """
     tree: Tree = {}
-    for path, hint, value in _leaves(cls, given, (), prefix, skip, problems):
+    for path, hint, value in _leaves(cls, given, (), prefix, skip, others, problems):
         with problems.gathered():
             _put(tree, path, _typed(hint, value, _dotted(prefix, *path)))
     return tree
@@ -149,22 +159,60 @@ def _either(choices: list[str]) -> str:
 
 
 def argument_types(cls: type) -> dict[str, Any]:
-    """Type of each constructor argument; `**kwargs` stand for those of the next class that has a constructor."""
+    """Type of each constructor argument.
+
+    `**kwargs` stand for the arguments of the next class that has a constructor; where they go elsewhere, for those that
+    jsonargparse finds there, with any type.
+    """
     if is_dataclass(cls):
         hints = get_type_hints(cls)
         return {field.name: hints[field.name] for field in fields(cls) if field.init}
     found: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if "__init__" not in vars(base) or base is object:
-            continue
-        hints = get_type_hints(vars(base)["__init__"])
-        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        for parameter in parameters:
+    for constructor in _constructors(cls):
+        for parameter in inspect.signature(constructor).parameters.values():
             if parameter.kind in _NAMED:
-                found.setdefault(parameter.name, hints.get(parameter.name, Any))
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            break
+                found.setdefault(parameter.name, _type_of(parameter, constructor))
+    found.pop("self", None)
+    return found | dict.fromkeys(_handed_on(cls) - set(found), Any)
+
+
+def takes_any_argument(cls: type) -> bool:
+    """Whether the constructor hands `**kwargs` to where nobody can tell which ones are taken."""
+    return not is_dataclass(cls) and _has_kwargs(_constructors(cls)[-1]) and not _handed_on(cls)
+
+
+def _constructors(cls: type) -> list[Callable[..., None]]:
+    """The constructor, and those of base classes that it can hand its `**kwargs` to."""
+    found: list[Callable[..., None]] = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and (not found or (_has_kwargs(found[-1]) and base is not object)):
+            found.append(vars(base)["__init__"])
     return found
+
+
+def _has_kwargs(function: Callable[..., None]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values())
+
+
+def _handed_on(cls: type) -> set[str]:
+    """Names that the last constructor's `**kwargs` can hold, as far as its code shows."""
+    constructors = _constructors(cls)
+    if not _has_kwargs(constructors[-1]):
+        return set()
+    named = {name for constructor in constructors for name in inspect.signature(constructor).parameters}
+    traced = {name.split(".")[1] for name, _ in class_parser(cls).get_defaults().items()}
+    return traced - named
+
+
+def _type_of(parameter: inspect.Parameter, constructor: Callable[..., None]) -> Any:
+    """A parameter's type; any type where it has none, or one that exists for type checkers only."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    holder = type("holder", (), {"__annotations__": {parameter.name: parameter.annotation}})
+    try:
+        return get_type_hints(holder, vars(sys.modules[constructor.__module__]))[parameter.name]
+    except NameError:
+        return Any
 
 
 def _leaves(
@@ -173,12 +221,16 @@ def _leaves(
     path: tuple[str, ...],
     prefix: str,
     skip: frozenset[str],
+    others: bool,
     problems: Problems,
 ) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """Path, type and value of everything given, dataclasses taken apart; unknown names become problems."""
     types_by_name = {name: hint for name, hint in argument_types(cls).items() if name not in skip}
     for name, value in given.items():
         here = (*path, str(name))
+        if name not in types_by_name and others:
+            yield here, Any, value
+            continue
         if name not in types_by_name:
             key, siblings = _dotted(prefix, *here), [_dotted(prefix, *path, known) for known in types_by_name]
             problems.add(key, shown(value), suggest(key, siblings, siblings))
@@ -188,7 +240,7 @@ def _leaves(
         if nested and isinstance(value, FlagText):
             value = read_flag(value)
         if nested and isinstance(value, Mapping) and value:
-            yield from _leaves(nested, value, here, prefix, frozenset(), problems)
+            yield from _leaves(nested, value, here, prefix, frozenset(), False, problems)
         elif nested is hint and not value:  # an empty section in a file
             continue
         elif nested is hint:

@@ -5,10 +5,12 @@ Bad input is one line on standard error for each problem, and exit status 2, bef
 
 import inspect
 import json
+import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,6 +90,8 @@ def doctor(tokens: Sequence[str]) -> int:
     from unilab_fabric.launch.preflight import banner, preflight
 
     print(banner(preflight(*resolved)))
+    versions = [f"{name} {version(name)}" for name in ("torch", "lightning", "mujoco", "mjbatch", "gymnasium", "numpy")]
+    print(f"  versions   python {platform.python_version()}, {', '.join(versions)}")
     return 0
 
 

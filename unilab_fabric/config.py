@@ -21,6 +21,7 @@ from unilab_fabric.arguments import (
     read_yaml,
     shown,
     suggest,
+    takes_any_argument,
 )
 from unilab_fabric.errors import Problems, UserError, nearest
 
@@ -134,7 +135,6 @@ LOGGERS = {
     "CSVLogger": "lightning.fabric.loggers.CSVLogger",
     "CometLogger": "lightning.pytorch.loggers.CometLogger",
     "MLFlowLogger": "lightning.pytorch.loggers.MLFlowLogger",
-    "NeptuneLogger": "lightning.pytorch.loggers.NeptuneLogger",
     "TensorBoardLogger": "lightning.fabric.loggers.TensorBoardLogger",
     "WandbLogger": "lightning.pytorch.loggers.WandbLogger",
 }
@@ -183,7 +183,8 @@ def resolve_section(section: Section, given: Any, problems: Problems) -> ClassCo
             init_args = check_arguments(cls, init_args, section, problems, skip=not_settable(cls))
         elif "." not in name or (not problems.found and (init_args or name not in LOGGERS.values())):
             # last, and only where there is something to check: Lightning takes seconds to load
-            init_args = check_given(section_class(section, name), init_args, section, problems)
+            cls = section_class(section, name)
+            init_args = check_given(cls, init_args, section, problems, others=takes_any_argument(cls))
     return ClassConfig(class_path=name, init_args=dict(init_args))
 
 

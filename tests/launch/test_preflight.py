@@ -49,6 +49,7 @@ def test_a_plan_holds_sizes_per_rank_and_the_banner_those_of_the_job(tmp_path):
     assert plan.ticks == 32  # the first tick at which 2 x 16 environments have made 1000 steps
     assert plan.run_folder.resolve() == tmp_path / "runs" / "a"
     lines = [" ".join(line.split()) for line in banner(plan).splitlines()]
+    assert lines[0].endswith("FastSAC on CartpoleSwingup, seeds 1 to 2")
     assert "environments 16 32" in lines
     assert "batch size 32 64" in lines
     assert "environment steps 512 1,024" in lines

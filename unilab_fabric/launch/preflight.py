@@ -111,7 +111,7 @@ def banner(plan: Plan) -> str:
     ]
     return "\n".join(
         [
-            f"unilab_fabric {__version__}: {plan.learner} on {plan.task}, seed {plan.seed}",
+            f"unilab_fabric {__version__}: {plan.learner} on {plan.task}, {_seed_text(plan.seed, ranks)}",
             *_topology_lines(plan.topology, plan.precision),
             _row("", "per rank", "job"),
             *(_row(name, f"{size:,}", f"{size * ranks:,}") for name, size in sizes),
@@ -308,6 +308,10 @@ def _topology_lines(topology: Topology, precision: str) -> list[str]:
         f"  cores      {cores}; {held}",
         f"  threads    per rank: physics {topology.physics_threads}, learner {topology.learner_threads}",
     ]
+
+
+def _seed_text(seed: int, ranks: int) -> str:
+    return f"seed {seed}" if ranks == 1 else f"seeds {seed} to {seed + ranks - 1}"
 
 
 def _numbers(numbers: tuple[int, ...]) -> str:
