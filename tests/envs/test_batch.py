@@ -7,7 +7,6 @@ import pytest
 
 from unilab_fabric.envs.batch import (
     Simulations,
-    allowed_cores,
     gravity_b,
     lever_matrix,
     point_velocity_b,
@@ -161,8 +160,13 @@ def test_a_field_of_each_simulation_counts_for_it_alone(model):
 
 
 def test_no_more_threads_than_the_cores_this_process_may_use():
-    script = "import os; os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[0]]); "
-    script += "from unilab_fabric.envs.batch import allowed_cores; print(allowed_cores())"
+    script = f"""
+import os
+os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[0]])
+import mujoco
+from unilab_fabric.envs.batch import Simulations
+model = mujoco.MjModel.from_xml_string('''{FLOATING}''')
+print(*(Simulations(model, 4, substeps=1, num_threads=n).num_threads for n in (0, 3)))
+"""
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert run.stdout.strip() == "1"
-    assert allowed_cores() >= 1
+    assert run.stdout.split() == ["1", "3"]

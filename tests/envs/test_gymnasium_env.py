@@ -107,6 +107,11 @@ def test_seeds_reach_the_environments():
     assert start(1).tolist() != start(2).tolist()
 
 
+def test_a_second_reset_is_not_the_first_again():
+    task = make_task("gymnasium:Pendulum-v1", {"num_envs": 3}, seed=1, num_threads=1)
+    assert task.reset()[0]["actor"].tolist() != task.reset()[0]["actor"].tolist()
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [

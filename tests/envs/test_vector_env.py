@@ -128,6 +128,16 @@ def test_a_non_finite_value_in_the_critic_or_in_a_negative_direction_is_found_to
     assert all(np.isfinite(rows).all() for rows in task.next_observation.values())
 
 
+def test_a_first_observation_that_is_not_finite_is_counted_and_shown_as_zero():
+    task = ToyTask(2, limit=1)
+    task.reset()
+    task.bad_start[1] = NAN
+    advance(task, 1)
+    assert task.observation["actor"].tolist() == [[0, 0], [0, 1]]
+    assert task.next_observation["actor"].tolist() == [[1, 0], [1, 1]]
+    assert by_tag(task)["Env/nonfinite_observation"] == (1, 1)
+
+
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_non_finite_action_does_not_reach_physics_and_is_counted(value):
     task = ToyTask(3)

@@ -35,6 +35,7 @@ class ToyTask(TaskEnv):
         self.bad_term: dict[int, float] = {}
         self.bad_actor: dict[int, float] = {}
         self.bad_critic: dict[int, float] = {}
+        self.bad_start: dict[int, float] = {}
 
     def _begin(self, ids):
         self.steps[ids] = 0
@@ -65,3 +66,6 @@ class ToyTask(TaskEnv):
                 actor[env, 0] = value
             for env, value in self.bad_critic.items():
                 critic[env, 2] = value
+        else:
+            for env, value in self.bad_start.items():
+                actor[ids == env, 0] = value

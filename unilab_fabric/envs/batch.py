@@ -72,6 +72,7 @@ class Simulations:
         self.model = model
         self._substeps = substeps
         self._batch = mjbatch.Batch(model, num_envs, num_threads=num_threads or allowed_cores())
+        self.num_threads = self._batch.num_threads
         self._batch.reset()
         self.state = self._batch.bind("state")
         self.qpos = self._batch.bind("qpos")

@@ -447,6 +447,14 @@ def test_the_mirror_image_of_a_mirror_image_is_the_thing_itself(group):
     assert (mirror(one, rows) != rows).any()
 
 
+def test_in_the_mirror_left_and_right_legs_change_places():
+    places = [f"{leg}_{part}" for leg in go2.LEGS for part in ("hip", "thigh", "calf")]
+    swapped = [{"L": "R", "R": "L"}[name[1]].join([name[0], name[2:]]) for name in places]
+    assert [places[i] for i in Go2JoystickFlat.mirrors["action"].index] == swapped
+    phases = Go2JoystickFlat.mirrors["actor"].index[45:49]
+    assert [go2.LEGS[i - 45] for i in phases] == ["FR", "FL", "RR", "RL"]
+
+
 def test_actor_and_critic_are_mirrored_alike():
     actor, critic = Go2JoystickFlat.mirrors["actor"], Go2JoystickFlat.mirrors["critic"]
     assert critic.index[:49] == actor.index
