@@ -55,7 +55,7 @@ def test_a_plan_holds_sizes_per_rank_and_the_banner_those_of_the_job(tmp_path):
     assert "environment steps 512 1,024" in lines
     assert "before the first update 160 320" in lines
     assert "transitions in replay 1,600 3,200" in lines
-    assert "length 32 ticks with 2 critic updates each" in lines
+    assert "length 32 ticks; critic updates in each: 2" in lines
     assert "run folder runs/a" in lines
     assert "note said here" in lines
     assert any("2 on the CPU" in line and "gloo" in line for line in lines)

@@ -116,7 +116,7 @@ def banner(plan: Plan) -> str:
             _row("", "per rank", "job"),
             *(_row(name, f"{size:,}", f"{size * ranks:,}") for name, size in sizes),
             _row("replay memory", size_text(plan.replay_bytes), size_text(plan.replay_bytes * ranks)),
-            f"  length     {plan.ticks:,} ticks with {plan.updates_per_tick} critic update{'s' if plan.updates_per_tick > 1 else ''} each",
+            f"  length     {plan.ticks:,} ticks; critic updates in each: {plan.updates_per_tick}",
             f"  run folder {plan.run_folder}" + (f", continuing {plan.ckpt_path.name}" if plan.ckpt_path else ""),
             f"  variables  {_variable_text(plan.environment)}",
             "  memory     slots are anonymous; /dev/shm is not used",
