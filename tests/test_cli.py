@@ -282,6 +282,7 @@ def test_a_checkpoint_of_another_task_is_refused(command, checkpoint):
             "ckpt_path is nowhere; allowed: last, a checkpoint's folder, or the folder of a run with one",
         ),
         (["evaluate", "--ckpt_path=last", "--episodes=0"], "episodes is 0; allowed: 1 or more"),
+        (["evaluate", "--ckpt_path=last", "--json=no/a"], "json is no/a; allowed: a file in a folder that is there"),
         (["evaluate", "--ckpt_path=last", "--physics=real"], "physics is real; allowed: faithful or fast"),
     ],
 )

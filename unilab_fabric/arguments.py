@@ -105,10 +105,10 @@ def build(cls: type, init_args: Mapping[str, Any]) -> Any:
 
 
 @cache
-def class_parser(cls: type, skip: frozenset[str] = frozenset(), key: str = _KEY) -> ArgumentParser:
+def class_parser(cls: type, skip: frozenset[str] = frozenset()) -> ArgumentParser:
     """jsonargparse's parser for the arguments of one class."""
     parser = ArgumentParser(exit_on_error=False, add_help=False)
-    parser.add_class_arguments(cls, key, instantiate=is_dataclass(cls), skip=set(skip), fail_untyped=False)
+    parser.add_class_arguments(cls, _KEY, instantiate=is_dataclass(cls), skip=set(skip), fail_untyped=False)
     return parser
 
 

@@ -117,6 +117,8 @@ class EvaluateOptions:
             raise UserError("episodes", self.episodes, "allowed: 1 or more")
         if not self.episode_s > 0:
             raise UserError("episode_s", self.episode_s, "allowed: more than 0 seconds")
+        if self.json is not None and not Path(self.json).absolute().parent.is_dir():
+            raise UserError("json", self.json, "allowed: a file in a folder that is there")
 
 
 def evaluate(tokens: Sequence[str]) -> int:

@@ -12,6 +12,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# In a network namespace of its own the loopback interface is there, but off.
+OFFLINE = """
+import fcntl, os, socket, struct, sys
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+with socket.socket() as any_socket:
+    fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH", b"lo", IFF_UP))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
 # Python starts with this: whoever reaches for the network leaves a line in the file and fails.
 GUARD = """
 import os, socket
@@ -66,11 +75,13 @@ def run(*command, cwd, within_s=120, **environment):
     return done.stdout
 
 
-def without_network():
-    """What to put before a command so that it has no network, where this system lets us."""
-    if shutil.which("unshare") and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0:
-        return ["unshare", "-n"]
-    return []
+def python_without_network(folder):
+    """Python with nothing but the loopback interface, where this system lets us; else just Python."""
+    (folder / "offline.py").write_text(OFFLINE)
+    offline = ["unshare", "-n", sys.executable, folder / "offline.py"]
+    if shutil.which("unshare") and subprocess.run([*offline, "-c", ""], capture_output=True).returncode == 0:
+        return offline
+    return [sys.executable]
 
 
 def test_the_wheel_holds_the_presets_the_robots_and_the_license(wheel):
@@ -94,18 +105,21 @@ def test_it_trains_and_is_judged_in_an_empty_folder_without_a_network(installed,
         "PYTHONPATH": os.pathsep.join([str(guard), str(installed)]),
         "NETWORK_LOG": str(tmp_path / "network.log"),
     }
-    python = [*without_network(), sys.executable]
+    python = python_without_network(tmp_path)
 
     where = run(*python, "-c", "import unilab_fabric; print(unilab_fabric.__file__)", cwd=folder, **environment)
     assert Path(where.strip()).is_relative_to(installed)
 
+    ranks = min(2, len(os.sched_getaffinity(0)))
     fit = [*python, "-m", "unilab_fabric", "fit", "--config", "cartpole.yaml", "--training.accelerator=cpu"]
-    run(*fit, "--training.max_env_steps=2560", "--training.run_name=run", cwd=folder, **environment)
+    small = [f"--devices={ranks}", "--training.max_env_steps=2560", "--training.run_name=run"]
+    run(*fit, *small, cwd=folder, **environment)
     summary = json.loads((folder / "runs/run/run_summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["env_steps"] == 2560
+    assert len(summary["ranks"]) == ranks
 
-    script = [*without_network(), sys.executable, installed / "bin" / "unilab-fabric"]
+    script = [*python, installed / "bin" / "unilab-fabric"]
     judged = ["evaluate", "--ckpt_path=last", "--episodes=2", "--episode_s=0.5", "--json=judged.json"]
     run(*script, *judged, cwd=folder, **environment)
     assert json.loads((folder / "judged.json").read_text())["episodes"] == 2
