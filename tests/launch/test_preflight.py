@@ -6,10 +6,11 @@ import pytest
 from tests.launch.machines import Machine
 from tests.manifests import write_checkpoint
 from unilab_fabric.config import resolve_run
-from unilab_fabric.errors import UserErrors
+from unilab_fabric.errors import Problems, UserErrors
 from unilab_fabric.launch import preflight as module
 from unilab_fabric.launch.devices import resolve_topology
 from unilab_fabric.launch.preflight import available_memory, banner, preflight, replay_bytes, size_text, task_spec
+from unilab_fabric.sources import overlay, read_files, shipped_presets
 
 MANY_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 
@@ -40,6 +41,16 @@ def problems(config):
     with pytest.raises(UserErrors) as caught:
         preflight(config)
     return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("name", sorted(shipped_presets()))
+def test_every_shipped_preset_can_start(name):
+    tree = read_files([name], Problems())
+    if "class_path" not in tree["task"]:
+        tree = overlay(tree, {"task": "gymnasium:Pendulum-v1"})
+    plan = preflight(resolve_run(overlay(tree, {"training": {"accelerator": "cpu"}})))
+    assert plan.ticks > plan.learning_starts
+    assert plan.num_envs == tree["task"]["init_args"]["num_envs"]
 
 
 @MANY_CORES
