@@ -18,9 +18,6 @@ MANY_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ra
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith(("LT_", "SLURM_", "OMPI_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            monkeypatch.delenv(name)
 
 
 def run(num_envs=16, learner=None, ckpt_path=None, **training):
