@@ -56,8 +56,9 @@ class TrainingConfig:
     """Ticks between two comparisons of the replicated state of all ranks; 0 never compares."""
     collector_cpus: list[list[int]] | None = None
     """CPU cores of each rank's collector, one list per rank of this machine; null splits the allowed cores."""
-    deterministic: bool = True
-    """Refuse torch operations without a deterministic implementation, so that a run on the CPU repeats bit for bit."""
+    deterministic: bool = False
+    """On CUDA, refuse operations without a deterministic implementation and take the slower ones that have one. On the
+    CPU a run repeats bit for bit either way."""
     stall_timeout_s: float = 120.0
     """Seconds [s] a rank waits for its collector or for another rank before the job ends with an error."""
 

@@ -30,6 +30,8 @@ _PEER_GRACE_S = 2.0
 def run_job(config: RunConfig, plan: Plan) -> int:
     """Trains; returns the exit status: 0, 130 or 143 after a signal, else that of the rank that failed first."""
     topology, folder = plan.topology, plan.run_folder
+    if topology.started_by != "us":  # torchrun and its like may be killed without a word to their ranks
+        die_with_parent(os.getppid())
     environment = rank_environment(topology, os.environ)
     os.environ.update(environment.get(topology.rank, {}))
     if topology.rank == 0:
@@ -75,6 +77,8 @@ def _run_rank(config: RunConfig, topology: Topology, folder: Path, supervisor: S
     if topology.pinned:
         os.sched_setaffinity(0, topology.learner_cpus[topology.local_rank])
     os.environ["OMP_NUM_THREADS"] = str(topology.learner_threads)  # read when torch is loaded
+    if topology.accelerator == "cuda" and config.training.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     collector = Collector(
         _collector_config(config, topology), rank=topology.rank, deadline_s=config.training.stall_timeout_s
     )

@@ -94,7 +94,7 @@ def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
         max_env_steps=config.training.max_env_steps,
         run_folder=folder,
         ckpt_path=Path(config.ckpt_path) if config.ckpt_path else None,
-        environment=variables_we_set(topology),
+        environment=variables_we_set(topology, config.training.deterministic),
         notes=notes,
     )
 
@@ -150,9 +150,11 @@ def replay_bytes(ticks: int, spec: TaskSpec) -> int:
     return (ticks + 1) * spec.num_envs * row
 
 
-def variables_we_set(topology: Topology, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def variables_we_set(topology: Topology, deterministic: bool, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Environment variables that a run sets, with the range of values where they differ by rank."""
     variables = {"OMP_NUM_THREADS": str(topology.learner_threads)}
+    if topology.accelerator == "cuda" and deterministic:
+        variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses to be deterministic
     if topology.started_by == "us" and topology.world_size > 1:
         each = f"0..{topology.world_size - 1}"
         variables |= {
