@@ -150,7 +150,9 @@ def replay_bytes(ticks: int, spec: TaskSpec) -> int:
     return (ticks + 1) * spec.num_envs * row
 
 
-def variables_we_set(topology: Topology, deterministic: bool, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def variables_we_set(
+    topology: Topology, deterministic: bool, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """Environment variables that a run sets, with the range of values where they differ by rank."""
     variables = {"OMP_NUM_THREADS": str(topology.learner_threads)}
     if topology.accelerator == "cuda" and deterministic:
