@@ -18,11 +18,11 @@ def load(plain, mlp, member):
     """Copies one member of our batched network into a plain one."""
     linears = [*mlp.linears, mlp.head]
     for ours, theirs in zip(linears, [m for m in plain if isinstance(m, nn.Linear)], strict=True):
-        theirs.weight.data.copy_(ours.weight[member].T)
-        theirs.bias.data.copy_(ours.bias[member, 0])
+        theirs.weight.data.copy_(ours.weight[member])
+        theirs.bias.data.copy_(ours.bias[member])
     for ours, theirs in zip(mlp.norms, [m for m in plain if isinstance(m, nn.LayerNorm)], strict=True):
-        theirs.weight.data.copy_(ours.weight[member, 0])
-        theirs.bias.data.copy_(ours.bias[member, 0])
+        theirs.weight.data.copy_(ours.weight[member])
+        theirs.bias.data.copy_(ours.bias[member])
 
 
 def difference(plain, mlp, member):

@@ -25,6 +25,7 @@ def assert_close(learner, plain, tolerance):
     assert abs(learner.log_temperature.item() - plain.log_temperature.item()) < tolerance
 
 
+@pytest.mark.parametrize("kernels", ["auto", "off"])
 @pytest.mark.parametrize(
     ("settings", "task"),
     [
@@ -36,9 +37,9 @@ def assert_close(learner, plain, tolerance):
         ({"num_critics": 3, "actor_hidden": (16,), "critic_hidden": (32, 24, 16), "actor_every": 3}, {}),
     ],
 )
-def test_updates_follow_a_plain_float64_implementation(settings, task):
+def test_updates_follow_a_plain_float64_implementation(settings, task, kernels):
     task = spec(**task)
-    learner, plain = learner_and_reference(config(**settings), task)
+    learner, plain = learner_and_reference(config(**settings, kernels=kernels), task)
     for index in range(6):
         transitions = batch(task, seed=index)
         learner.update(transitions, index)
@@ -80,10 +81,10 @@ def test_metrics_report_the_losses_of_the_plain_implementation():
 def test_the_target_takes_on_a_share_tau_of_the_critic_at_each_update():
     task = spec()
     learner = build(config(tau=0.125), task)
-    start = learner.target_flat.values.detach().clone()
+    start = learner.target_flat.values.clone()
     assert torch.equal(start, learner.critic_flat.values)
     learner.update(batch(task), 0)
-    torch.testing.assert_close(learner.target_flat.values.data, 0.875 * start + 0.125 * learner.critic_flat.values.data)
+    torch.testing.assert_close(learner.target_flat.values, 0.875 * start + 0.125 * learner.critic_flat.values)
 
 
 def test_critics_with_the_same_parameters_get_the_same_gradient():
@@ -129,17 +130,30 @@ def test_flat_views_survive_everything_that_the_runner_calls():
         flat.check_views()
 
 
-def trained(settings, task, indices):
-    learner = build(settings, task)
+def trained(settings, task, indices, precision="32-true"):
+    learner = build(settings, task, precision=precision)
     for index in indices:
         learner.update(batch(task, seed=index), index)
         learner.act(batch(task, seed=index).actor)
     return learner
 
 
-def test_the_same_seed_gives_the_same_bits():
-    first, second = (trained(config(), spec(), range(6)) for _ in range(2))
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_the_same_seed_gives_the_same_bits(precision, kernels):
+    first, second = (trained(config(kernels=kernels), spec(), range(6), precision) for _ in range(2))
     assert torch.equal(checksum(first.replicated), checksum(second.replicated))
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_bf16_moves_the_parameters_where_float32_does(kernels):
+    task, start = spec(), build(config(), spec())
+    exact = trained(config(), task, range(12))
+    rounded = trained(config(kernels=kernels), task, range(12), "bf16-mixed")
+    for name in ("critic_flat", "actor_flat", "target_flat"):
+        first, right, own = (getattr(learner, name).values for learner in (start, exact, rounded))
+        assert torch.cosine_similarity(own - first, right - first, dim=0).item() > 0.9
+        assert own.dtype == torch.float32
 
 
 def test_replicated_state_and_generators_are_all_that_a_checkpoint_needs():

@@ -111,7 +111,7 @@ def test_flat_adamw_is_bitwise_fused_adamw_of_each_parameter_over_50_steps():
     flat = FlatParameters(flattened)
     settings = {"betas": (0.9, 0.95), "weight_decay": 0.01, "fused": True}
     reference = AdamW(plain.parameters(), lr=learning_rate().item(), **settings)
-    adam = FlatAdamW([(flat.values, learning_rate(), 0.01)], (0.9, 0.95))
+    adam = FlatAdamW(flat.values, flat.gradient, betas=(0.9, 0.95), weight_decay=0.01)
     for seed in range(50):
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
         reference.zero_grad()
@@ -119,23 +119,22 @@ def test_flat_adamw_is_bitwise_fused_adamw_of_each_parameter_over_50_steps():
         plain(x).square().sum().backward()
         flattened(x).square().sum().backward()
         reference.step()
-        adam.step()
+        adam.step(learning_rate(), torch.zeros(()))
     for expected, actual in zip(plain.parameters(), flattened.parameters(), strict=True):
         assert torch.equal(expected, actual)
 
 
 def test_a_step_held_back_leaves_weights_moments_and_step_count_alone():
     flat = FlatParameters(network())
-    adam = FlatAdamW([(flat.values, learning_rate(), 0.01)], (0.9, 0.95))
+    adam = FlatAdamW(flat.values, flat.gradient, betas=(0.9, 0.95), weight_decay=0.01)
     flat.gradient.fill_(1.0)
-    adam.step()
-    before = {"values": flat.values.data, **adam.replicated("", flat.values)}
+    adam.step(learning_rate(), torch.zeros(()))
+    before = {"values": flat.values, **adam.replicated("")}
     before = {name: tensor.clone() for name, tensor in before.items()}
 
     flat.gradient[3] = torch.nan
-    adam.found_inf = torch.ones(())
-    adam.step()
-    after = {"values": flat.values.data, **adam.replicated("", flat.values)}
+    adam.step(learning_rate(), torch.ones(()))
+    after = {"values": flat.values, **adam.replicated("")}
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 

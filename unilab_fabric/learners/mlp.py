@@ -1,58 +1,59 @@
-"""A few multilayer perceptrons of the same shape, computed as one."""
+"""A few multilayer perceptrons of the same shape whose parameters lie together."""
 
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from unilab_fabric.parallel.flat import FlatParameters
 
 
 class Linear(nn.Module):
-    """`members` linear layers: (members, B, inputs) -> (members, B, outputs); starts like torch's Linear.
-
-    The weight is stored (members, inputs, outputs), so that a batched product reads it as it lies.
-    """
+    """Parameters of `members` linear layers, each laid out and started like torch's Linear."""
 
     def __init__(self, members: int, inputs: int, outputs: int) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(inputs)
-        self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(members, B, inputs) -> (members, B, outputs)."""
-        return torch.baddbmm(self.bias, x, self.weight)
+        self.weight = nn.Parameter(torch.empty(members, outputs, inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, outputs).uniform_(-bound, bound))
 
 
-class NormSiLU(nn.Module):
-    """LayerNorm with a scale and a shift per member, then SiLU: (members, B, width) -> the same."""
+class LayerNorm(nn.Module):
+    """Parameters of `members` layer normalisations."""
 
     def __init__(self, members: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(members, 1, width))
-        self.bias = nn.Parameter(torch.zeros(members, 1, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(members, B, width) -> (members, B, width)."""
-        normed = functional.layer_norm(x, x.shape[-1:])
-        return functional.silu(torch.addcmul(self.bias, self.weight, normed))
+        self.weight = nn.Parameter(torch.ones(members, width))
+        self.bias = nn.Parameter(torch.zeros(members, width))
 
 
 class Mlp(nn.Module):
-    """`members` networks of [Linear, LayerNorm, SiLU] per hidden width and a last Linear; (B, inputs) goes to each."""
+    """`members` networks of [Linear, LayerNorm, SiLU] per hidden width and a last Linear; `operations.py` runs them."""
+
+    flat: FlatParameters
 
     def __init__(self, members: int, inputs: int, hidden: Sequence[int], outputs: int) -> None:
         super().__init__()
         self.members = members
         widths = [inputs, *hidden]
         self.linears = nn.ModuleList(Linear(members, a, b) for a, b in zip(widths, hidden, strict=False))
-        self.norms = nn.ModuleList(NormSiLU(members, width) for width in hidden)
+        self.norms = nn.ModuleList(LayerNorm(members, width) for width in hidden)
         self.head = Linear(members, widths[-1], outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs) -> (members, B, outputs)."""
-        x = x.expand(self.members, *x.shape)
-        for linear, norm in zip(self.linears, self.norms, strict=True):
-            x = norm(linear(x))
-        return self.head(x)  # type: ignore[no-any-return]
+    def flatten(self, *, tail: int = 0) -> FlatParameters:
+        """Moves the parameters into `flat`; call it on the final device, after any copy of the network was made."""
+        self.flat = FlatParameters(self, tail=tail)
+        return self.flat
+
+    def names_by_layer(self) -> list[tuple[str, ...]]:
+        """Names of weight, bias, norm weight and norm bias of each hidden layer, then weight and bias of the head."""
+        hidden = [
+            (f"linears.{i}.weight", f"linears.{i}.bias", f"norms.{i}.weight", f"norms.{i}.bias")
+            for i in range(len(self.norms))
+        ]
+        return [*hidden, ("head.weight", "head.bias")]
+
+    def by_layer(self) -> list[tuple[Tensor, ...]]:
+        """The parameters in that order, each with the members first."""
+        return [tuple(self.get_parameter(name) for name in names) for names in self.names_by_layer()]

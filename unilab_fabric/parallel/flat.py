@@ -4,11 +4,13 @@ Zeroing the gradients is then one fill, their mean over ranks one collective wit
 reduction, and the optimiser sees one tensor.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 ALIGNMENT = 64  # elements; a whole cache line for every dtype, and what vectorised kernels ask for
 
@@ -35,8 +37,10 @@ class FlatParameters:
     `load_state_dict(assign=True)`: `check_views` finds it.
     """
 
-    values: nn.Parameter
-    """(size,): all parameters, the one leaf of the optimiser; its `grad` is `gradient`."""
+    values: Tensor
+    """(size,): all parameters, what the optimiser steps."""
+    leaf: nn.Parameter
+    """The same storage as a leaf of autograd, for operations on all parameters at once; its `grad` is `gradient`."""
     reduced: Tensor
     """(size + tail,): what one all-reduce carries."""
     gradient: Tensor
@@ -50,16 +54,29 @@ class FlatParameters:
         self.views = tuple(_lay_out(parameters.items()))
         size = sum(_aligned(parameter.numel()) for parameter in parameters.values())
         first = next(iter(parameters.values()))
-        self.values = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
+        self.values = torch.zeros(size, dtype=first.dtype, device=first.device)
+        self.leaf = nn.Parameter(self.values)
         self.reduced = torch.zeros(size + tail, dtype=first.dtype, device=first.device)
         self.gradient = self.reduced[:size]
         self.tail = self.reduced[size:]
-        self.values.grad = self.gradient
+        self.leaf.grad = self.gradient
         for view in self.views:
             parameter = parameters[view.name]
-            view.of(self.values.data).copy_(parameter.data)
-            parameter.data = view.of(self.values.data)
+            view.of(self.values).copy_(parameter.data)
+            parameter.data = view.of(self.values)
             parameter.grad = view.of(self.gradient)
+        self._leaves = [self.leaf, *parameters.values()]
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Within it graphs are built that have no gradient for these parameters, and do not spend time on one."""
+        for parameter in self._leaves:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in self._leaves:
+                parameter.requires_grad_(True)
 
     def zero_gradient(self) -> None:
         """Zeroes the gradient and the tail."""
@@ -77,7 +94,7 @@ class FlatParameters:
         for view in self.views:
             parameter = self.module.get_parameter(view.name)
             for what, actual, flat in [("", parameter, self.values), (" gradient", parameter.grad, self.gradient)]:
-                if actual is None or actual.data_ptr() != view.of(flat.data).data_ptr():
+                if actual is None or actual.data_ptr() != view.of(flat).data_ptr():
                     raise RuntimeError(f"the{what} tensor of parameter {view.name} is no longer a view of the flat one")
 
 
@@ -92,30 +109,49 @@ def _lay_out(parameters: Iterable[tuple[str, nn.Parameter]]) -> Iterable[View]:
         offset += _aligned(parameter.numel())
 
 
-class FlatAdamW(torch.optim.AdamW):
-    """Fused AdamW (Loshchilov and Hutter 2019) whose state exists from the start and which a device flag can hold back.
+class FlatAdamW:
+    """Fused AdamW (Loshchilov and Hutter 2019) of one flat tensor, which a flag on the device can hold back.
 
-    With `found_inf` 1 a step leaves weights, moments and step count alone: no question to the host. Fused because the
-    unfused kinds have no such flag, and because one implementation must serve every topology.
+    Fused because torch's other kinds have no such flag, and because one implementation must serve every topology.
     """
 
-    grad_scale: Tensor | None
-    found_inf: Tensor
+    def __init__(
+        self, values: Tensor, gradient: Tensor, *, betas: tuple[float, float], weight_decay: float = 0.0
+    ) -> None:
+        """`values` and `gradient` (size,); the moments exist from the start, to be broadcast and saved."""
+        self._values = values
+        self._gradient = gradient
+        self._betas = betas
+        self._weight_decay = weight_decay
+        self._exp_avg = torch.zeros_like(values)
+        self._exp_avg_sq = torch.zeros_like(values)
+        self._step = torch.zeros((), device=values.device)
 
-    def __init__(self, leaves: list[tuple[nn.Parameter, Tensor, float]], betas: tuple[float, float]) -> None:
-        """`leaves` are (flat parameter, learning rate as a device tensor, weight decay)."""
-        groups = [{"params": [leaf], "lr": lr, "weight_decay": decay} for leaf, lr, decay in leaves]
-        device = leaves[0][0].device
-        super().__init__(groups, betas=betas, fused=True, capturable=device.type == "cuda")
-        self.grad_scale = None
-        self.found_inf = torch.zeros((), device=device)
-        for leaf, _, _ in leaves:
-            self.state[leaf] = {
-                "step": torch.zeros((), device=device),
-                "exp_avg": torch.zeros_like(leaf.data),
-                "exp_avg_sq": torch.zeros_like(leaf.data),
-            }
+    def step(self, learning_rate: Tensor, skip: Tensor) -> None:
+        """One step; if `skip` is 1, not 0, weights, moments and step count stay. Both are scalar float tensors."""
+        adamw(
+            [self._values],
+            [self._gradient],
+            [self._exp_avg],
+            [self._exp_avg_sq],
+            [],
+            [self._step],
+            fused=True,
+            capturable=self._step.is_cuda,
+            found_inf=skip,
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=learning_rate,
+            weight_decay=self._weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
 
-    def replicated(self, name: str, leaf: nn.Parameter) -> dict[str, Tensor]:
-        """The live state of one leaf by group name: `<name>/exp_avg`, `<name>/exp_avg_sq`, `<name>/step`."""
-        return {f"{name}/{key}": value for key, value in self.state[leaf].items()}
+    def replicated(self, name: str) -> dict[str, Tensor]:
+        """The live state by group name."""
+        return {
+            f"{name}/exp_avg": self._exp_avg,
+            f"{name}/exp_avg_sq": self._exp_avg_sq,
+            f"{name}/step": self._step,
+        }

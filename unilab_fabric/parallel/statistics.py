@@ -1,7 +1,11 @@
 """Running mean and variance of observations, merged exactly over ranks."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+
+from unilab_fabric.parallel.reduce import Ranks
 
 STD_FLOOR = 0.01  # added to the standard deviation, as holosoma does: a constant entry is not blown up
 
@@ -61,3 +65,33 @@ def batch_moments(rows: Tensor) -> Tensor:
     """Mean and biased variance of each entry: (B, size) -> (2, size) float32, computed in float64."""
     variance, mean = torch.var_mean(rows.double(), dim=0, unbiased=False)
     return torch.stack([mean, variance]).float()
+
+
+class SharedMoments:
+    """Moments of every rank's batch in one float32 buffer that is reduced anyway, so that they cost no collective.
+
+    Each rank fills its own row and leaves the others at zero; the sum over ranks then holds all rows.
+    """
+
+    def __init__(self, normalisers: Sequence[RunningNormaliser], buffer: Tensor, ranks: Ranks) -> None:
+        """`buffer` is what the ranks reduce, (world_size * floats_per_rank(normalisers),)."""
+        self._normalisers = normalisers
+        self._ranks = ranks
+        rows = buffer.view(ranks.world_size, -1)
+        sizes = [2 * normaliser.size for normaliser in normalisers]
+        self._parts = [part.view(ranks.world_size, 2, -1) for part in torch.split(rows, sizes, dim=1)]
+
+    @staticmethod
+    def floats_per_rank(normalisers: Sequence[RunningNormaliser]) -> int:
+        """Length of one rank's row."""
+        return sum(2 * normaliser.size for normaliser in normalisers)
+
+    def write(self, batches: Sequence[Tensor]) -> None:
+        """Puts the moments of this rank's batches, (B, size) for each normaliser, in its row."""
+        for part, batch in zip(self._parts, batches, strict=True):
+            part[self._ranks.rank].copy_(batch_moments(batch))
+
+    def merge(self, rows: int, keep: Tensor) -> None:
+        """Merges what all ranks wrote, `rows` rows each, once `Ranks.mean_` has been through the buffer."""
+        for part, normaliser in zip(self._parts, self._normalisers, strict=True):
+            normaliser.merge(part * self._ranks.world_size, rows, keep)  # the mean divided each row by the world size

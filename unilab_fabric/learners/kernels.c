@@ -1,0 +1,319 @@
+/* Fused CPU kernels of the learners. kernels.py compiles this file and binds it; tests/learners/test_fused.py holds every
+ * function against PyTorch.
+ *
+ * Tensors are contiguous and row-major. `element` is what matrix products read and write: float, or bfloat16 with
+ * -DBF16. All arithmetic and parameters are float. Rows are cut into as many parts as there are threads, and sums of parts
+ * are added in their order, so a result depends on the number of threads but never on timing. The OpenMP runtime is the
+ * one that PyTorch has loaded: one pool of threads, not two.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef BF16
+typedef uint16_t element;
+static inline float load(element x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+static inline element store(float value) { /* to nearest, ties to even */
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return value != value ? 0x7fc0 : (element)rounded;
+}
+#else
+typedef float element;
+static inline float load(element x) { return x; }
+static inline element store(float value) { return value; }
+#endif
+
+/* exp that vectorises; relative error 2e-7. Beyond +-87 it stays at the value there, and NaN stays NaN. */
+static inline float exp_(float x) {
+    x = x > 87.0f ? 87.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    float n = rintf(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f; /* log 2 in two parts */
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return p * power;
+}
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_(-x)); }
+
+/* log(1 + e) for e in [0, 1], from the series of atanh(e / (2 + e)). */
+static inline float log1p_(float e) {
+    float z = e / (2.0f + e), q = z * z;
+    float p = 1.0f / 13.0f;
+    p = p * q + 1.0f / 11.0f;
+    p = p * q + 1.0f / 9.0f;
+    p = p * q + 1.0f / 7.0f;
+    p = p * q + 1.0f / 5.0f;
+    p = p * q + 1.0f / 3.0f;
+    return 2.0f * (z * q * p + z);
+}
+
+/* sum = the sum of all parts, in their order. */
+static inline void add_parts(float *sum, const float *first, long stride, long width, long parts) {
+    for (long i = 0; i < width; i++) sum[i] = first[i];
+    for (long part = 1; part < parts; part++)
+        for (long i = 0; i < width; i++) sum[i] += first[part * stride + i];
+}
+
+static inline long first_row(long part, long parts, long rows) { return rows * part / parts; }
+
+/* out = silu(scale * layer_norm(x + bias) + shift), all (rows, width); mean and 1 / std of each row are for the backward
+ * pass. scratch is (threads, width). */
+void norm_silu(const element *x, const float *bias, const float *scale, const float *shift, element *out, float *mean,
+               float *rstd, float *scratch, long rows, long width, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++) {
+        float *v = scratch + width * part;
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            const element *in = x + row * width;
+            element *o = out + row * width;
+            float sum = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : sum)
+            for (long i = 0; i < width; i++) {
+                v[i] = load(in[i]) + bias[i];
+                sum += v[i];
+            }
+            float m = sum / width;
+#pragma omp simd reduction(+ : squares)
+            for (long i = 0; i < width; i++) squares += (v[i] - m) * (v[i] - m);
+            float r = 1.0f / sqrtf(squares / width + 1e-5f);
+#pragma omp simd
+            for (long i = 0; i < width; i++) {
+                float y = (v[i] - m) * r * scale[i] + shift[i];
+                o[i] = store(y * sigmoid(y));
+            }
+            mean[row] = m;
+            rstd[row] = r;
+        }
+    }
+}
+
+/* Replaces grad, of norm_silu's output, by that of x, and writes the gradients of bias, scale and shift, (width,) each.
+ * scratch is (threads, 5, width). */
+void norm_silu_backward(element *grad, const element *x, const float *bias, const float *scale, const float *shift,
+                        const float *mean, const float *rstd, float *of_bias, float *of_scale, float *of_shift,
+                        float *scratch, long rows, long width, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++) {
+        float *grad_bias = scratch + 5 * width * part, *grad_scale = grad_bias + width;
+        float *grad_shift = grad_scale + width, *normed = grad_shift + width, *d = normed + width;
+        memset(grad_bias, 0, 3 * width * sizeof(float));
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            const element *in = x + row * width;
+            element *g = grad + row * width;
+            float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+#pragma omp simd reduction(+ : sum, dot)
+            for (long i = 0; i < width; i++) {
+                float n = (load(in[i]) + bias[i] - m) * r;
+                float y = n * scale[i] + shift[i];
+                float gate = sigmoid(y);
+                float dy = load(g[i]) * gate * (1.0f + y * (1.0f - gate));
+                grad_scale[i] += dy * n;
+                grad_shift[i] += dy;
+                normed[i] = n;
+                d[i] = dy * scale[i];
+                sum += d[i];
+                dot += d[i] * n;
+            }
+            sum /= width;
+            dot /= width;
+#pragma omp simd
+            for (long i = 0; i < width; i++) {
+                float dx = (d[i] - sum - normed[i] * dot) * r;
+                grad_bias[i] += dx;
+                g[i] = store(dx);
+            }
+        }
+    }
+    add_parts(of_bias, scratch, 5 * width, width, threads);
+    add_parts(of_scale, scratch + width, 5 * width, width, threads);
+    add_parts(of_shift, scratch + 2 * width, 5 * width, width, threads);
+}
+
+/* p = softmax(logits) of one row; returns log(sum(exp(logits))). */
+static inline float softmax(const element *logits, float *p, long atoms) {
+    float highest = -INFINITY, sum = 0.0f;
+#pragma omp simd reduction(max : highest)
+    for (long k = 0; k < atoms; k++) {
+        p[k] = load(logits[k]);
+        highest = p[k] > highest ? p[k] : highest;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (long k = 0; k < atoms; k++) {
+        p[k] = exp_(p[k] - highest);
+        sum += p[k];
+    }
+    float inverse = 1.0f / sum;
+#pragma omp simd
+    for (long k = 0; k < atoms; k++) p[k] *= inverse;
+    return logf(sum) + highest;
+}
+
+/* Cross-entropy of softmax(logits) against softmax(next_logits) moved by the soft Bellman operator and projected onto the
+ * atoms low ... high. logits, next_logits and grad are (rows, atoms), soft_reward and bootstrap (rows,). grad is the
+ * gradient of the mean over rows; sums is (threads, 2): the summed loss and expected return end up in its first part.
+ * scratch is (threads, 5, atoms). */
+void categorical_loss(const element *logits, const element *next_logits, const float *soft_reward,
+                      const float *bootstrap, float low, float high, element *grad, double *sums, float *scratch,
+                      long rows, long atoms, long threads) {
+    float last = atoms - 1, step = (high - low) / last, per_step = last / (high - low);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++) {
+        /* mass for the atom below and for the one above lies in two arrays: neighbours do not wait for each other */
+        float *p = scratch + 5 * atoms * part, *target = p + atoms, *above = target + atoms, *share = above + atoms;
+        int32_t *lower = (int32_t *)(share + atoms);
+        double losses = 0.0, values = 0.0;
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            float reward = soft_reward[row], decay = bootstrap[row];
+            softmax(next_logits + row * atoms, p, atoms);
+#pragma omp simd
+            for (long k = 0; k < atoms; k++) {
+                float moved = reward + decay * (low + k * step);
+                moved = moved > high ? high : moved;
+                moved = moved < low ? low : moved;
+                float position = (moved - low) * per_step;
+                float whole = position > 0.0f ? position : 0.0f; /* 0 for NaN, which must not become an index */
+                lower[k] = (int32_t)(whole < last ? whole : last);
+                share[k] = p[k] * (position - lower[k]);
+                target[k] = above[k] = 0.0f;
+            }
+            for (long k = 0; k < atoms; k++) {
+                target[lower[k]] += p[k] - share[k];
+                above[lower[k]] += share[k];
+            }
+#pragma omp simd
+            for (long k = 1; k < atoms; k++) target[k] += above[k - 1];
+            const element *own = logits + row * atoms;
+            element *g = grad + row * atoms;
+            float log_sum = softmax(own, p, atoms), loss = 0.0f, value = 0.0f, scale = 1.0f / rows;
+#pragma omp simd reduction(+ : loss, value)
+            for (long k = 0; k < atoms; k++) {
+                loss += target[k] * (log_sum - load(own[k]));
+                value += p[k] * (low + k * step);
+                g[k] = store((p[k] - target[k]) * scale);
+            }
+            losses += loss;
+            values += value;
+        }
+        sums[2 * part] = losses;
+        sums[2 * part + 1] = values;
+    }
+    for (long part = 1; part < threads; part++) {
+        sums[0] += sums[2 * part];
+        sums[1] += sums[2 * part + 1];
+    }
+}
+
+/* value[row] is the mean of softmax(logits) on the atoms low ... high. scratch is (threads, atoms). */
+void expected_value(const element *logits, float low, float high, float *value, float *scratch, long rows, long atoms,
+                    long threads) {
+    float step = (high - low) / (atoms - 1);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++) {
+        float *p = scratch + atoms * part;
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            softmax(logits + row * atoms, p, atoms);
+            float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+            for (long k = 0; k < atoms; k++) sum += p[k] * (low + k * step);
+            value[row] = sum;
+        }
+    }
+}
+
+/* grad_logits from grad_value (rows,); the other arguments as in expected_value. */
+void expected_value_backward(const float *grad_value, const element *logits, const float *value, float low, float high,
+                             element *grad_logits, float *scratch, long rows, long atoms, long threads) {
+    float step = (high - low) / (atoms - 1);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++) {
+        float *p = scratch + atoms * part;
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            softmax(logits + row * atoms, p, atoms);
+            element *g = grad_logits + row * atoms;
+#pragma omp simd
+            for (long k = 0; k < atoms; k++) g[k] = store(grad_value[row] * p[k] * (low + k * step - value[row]));
+        }
+    }
+}
+
+/* sums (width,) of the columns of x (rows, width); scratch is (threads, width). */
+void column_sums(const element *x, float *sums, float *scratch, long rows, long width, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++) {
+        float *own = scratch + width * part;
+        memset(own, 0, width * sizeof(float));
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++)
+            for (long i = 0; i < width; i++) own[i] += load(x[row * width + i]);
+    }
+    add_parts(sums, scratch, width, width, threads);
+}
+
+/* A squashed Gaussian: head is (rows, 2 * actions), means then raw log stds; the others are (rows, actions), log_prob
+ * (rows,). squashed = tanh(mean + std * noise), whose log-density is log_prob; log std lies between low and high. raw_tanh
+ * is for the backward pass. A row is shorter than a vector, so loops run over all elements: means and raw log stds are
+ * first moved to squashed and raw_tanh; scratch is (rows, actions). */
+void squash(const element *head, const float *noise, float low, float high, float *squashed, float *std,
+            float *raw_tanh, float *log_prob, float *scratch, long rows, long actions, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++) {
+        long first = first_row(part, threads, rows), last = first_row(part + 1, threads, rows);
+        for (long row = first; row < last; row++)
+            for (long i = 0; i < actions; i++) {
+                squashed[row * actions + i] = load(head[2 * row * actions + i]);
+                raw_tanh[row * actions + i] = load(head[(2 * row + 1) * actions + i]);
+            }
+#pragma omp simd
+        for (long i = first * actions; i < last * actions; i++) {
+            float e = exp_(-2.0f * fabsf(raw_tanh[i]));
+            float bounded = copysignf((1.0f - e) / (1.0f + e), raw_tanh[i]);
+            float log_std = low + 0.5f * (high - low) * (bounded + 1.0f);
+            float s = exp_(log_std), n = noise[i], u = squashed[i] + s * n;
+            float q = exp_(-2.0f * fabsf(u));
+            /* log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))) */
+            scratch[i] = -0.5f * n * n - log_std - 0.918938533f - 2.0f * (0.693147181f - fabsf(u) - log1p_(q));
+            squashed[i] = copysignf((1.0f - q) / (1.0f + q), u);
+            std[i] = s;
+            raw_tanh[i] = bounded;
+        }
+        for (long row = first; row < last; row++) {
+            float sum = 0.0f;
+            for (long i = 0; i < actions; i++) sum += scratch[row * actions + i];
+            log_prob[row] = sum;
+        }
+    }
+}
+
+/* grad_head from the gradients of squashed (rows, actions) and of log_prob (rows,). */
+void squash_backward(const float *grad_squashed, const float *grad_log_prob, const float *noise, const float *squashed,
+                     const float *std, const float *raw_tanh, float low, float high, element *grad_head, long rows,
+                     long actions, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long row = 0; row < rows; row++) {
+        element *grad_mean = grad_head + 2 * actions * row, *grad_raw = grad_mean + actions;
+        long at = actions * row;
+        float g = grad_log_prob[row];
+        for (long i = 0; i < actions; i++) {
+            float t = squashed[at + i], r = raw_tanh[at + i];
+            float grad_u = grad_squashed[at + i] * (1.0f - t * t) + 2.0f * t * g;
+            float grad_log_std = grad_u * std[at + i] * noise[at + i] - g;
+            grad_mean[i] = store(grad_u);
+            grad_raw[i] = store(grad_log_std * 0.5f * (high - low) * (1.0f - r * r));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+"""Compiles kernels.c for this machine and binds it; learners work without it, only slower.
+
+The result lies in the user's cache under a name made from the source, the compiler and the processor, so that it is
+built once, and a home folder shared by different machines keeps one for each.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ["-O3", "-march=native", "-fopenmp", "-fPIC"]
+# what vectorisation needs of -ffast-math; never -ffinite-math-only, as a value that is not finite must stay one
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
+COMPILE_DEADLINE_S = 60.0
+
+# arguments of each function: p a pointer, f a float, l a long
+SIGNATURES = {
+    "norm_silu": "pppppppplll",
+    "norm_silu_backward": "ppppppppppplll",
+    "column_sums": "ppplll",
+    "categorical_loss": "ppppffppplll",
+    "expected_value": "pffpplll",
+    "expected_value_backward": "pppffpplll",
+    "squash": "ppffppppplll",
+    "squash_backward": "ppppppffplll",
+}
+C_TYPES = {"p": ctypes.c_void_p, "f": ctypes.c_float, "l": ctypes.c_long}
+
+
+class KernelsUnavailable(Exception):
+    """The kernels could not be built or loaded here; the message says why."""
+
+
+@cache
+def load_kernels(dtype: torch.dtype) -> "Kernels | None":
+    """The kernels beside products in float32 or bfloat16; None, said in one log line, where they cannot be built."""
+    try:
+        return Kernels(_built(dtype), dtype)
+    except (KernelsUnavailable, OSError, subprocess.SubprocessError) as error:
+        logger.warning("fused CPU kernels are not used (%s); PyTorch computes the same, slower", error)
+        return None
+
+
+def _built(dtype: torch.dtype) -> Path:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise KernelsUnavailable("no C compiler found")
+    defines = ["-DBF16"] if dtype == torch.bfloat16 else []
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_DEADLINE_S, check=False)
+    recipe = [SOURCE.read_bytes(), *(flag.encode() for flag in [*FLAGS, *defines]), version.stdout, _processor()]
+    library = _cache_folder() / f"kernels-{hashlib.sha256(b'|'.join(recipe)).hexdigest()[:16]}.so"
+    if not library.exists():
+        _compile(compiler, defines, library)
+    return library
+
+
+def _compile(compiler: str, defines: list[str], library: Path) -> None:
+    """Builds beside the final name and renames, so that ranks that start together cannot see half a file."""
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        built = Path(folder) / "kernels.o"
+        # linked without -fopenmp, which would name a second OpenMP runtime beside PyTorch's
+        commands = [
+            [compiler, *FLAGS, *defines, "-c", str(SOURCE), "-o", str(built)],
+            [compiler, "-shared", str(built), "-o", f"{built}.so"],
+        ]
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_DEADLINE_S, check=False)
+            if done.returncode != 0:
+                raise KernelsUnavailable((done.stderr.strip().splitlines() or ["the compiler failed"])[-1])
+        os.replace(f"{built}.so", library)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unilab_fabric"
+
+
+def _processor() -> bytes:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor().encode()
+    return b"".join(sorted({line for line in cpuinfo.read_bytes().splitlines() if line.startswith(b"flags")}))
+
+
+class Kernels:
+    """The functions of kernels.c on contiguous CPU tensors; `dtype` is that of everything a matrix product touches.
+
+    Parameters, statistics, actions, noise and values are float32. B rows, W the width, K atoms, n actions.
+    """
+
+    def __init__(self, library: Path, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        loaded = ctypes.CDLL(str(library))
+        self._functions = {name: loaded[name] for name in SIGNATURES}
+        for name, function in self._functions.items():
+            function.argtypes = [C_TYPES[kind] for kind in SIGNATURES[name]]  # type: ignore[misc]
+            function.restype = None
+        self._scratch = torch.empty(0)
+
+    def norm_silu(self, x: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """silu(scale * layer_norm(x + bias) + shift) of x (B, W); also mean and 1 / std of each row, (2, B)."""
+        rows, width = x.shape
+        out, statistics = torch.empty_like(x), torch.empty(2, rows)
+        mean, rstd = statistics.data_ptr(), statistics.data_ptr() + 4 * rows
+        self._run("norm_silu", (x, bias, scale, shift, out, mean, rstd), scratch=width, sizes=(rows, width))
+        return out, statistics
+
+    def norm_silu_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        parameters: Sequence[Tensor],
+        statistics: Tensor,
+        of_parameters: Sequence[Tensor],
+    ) -> None:
+        """Turns `grad` (B, W) of the output into that of x, and fills those of bias, scale and shift (W,).
+
+        `parameters` are bias, scale and shift, `statistics` what norm_silu returned.
+        """
+        rows, width = x.shape
+        mean, rstd = statistics.data_ptr(), statistics.data_ptr() + 4 * rows
+        arguments: list[Tensor | float | int] = [grad, x, *parameters, mean, rstd, *of_parameters]
+        self._run("norm_silu_backward", arguments, scratch=5 * width, sizes=(rows, width))
+
+    def column_sums(self, x: Tensor, sums: Tensor) -> None:
+        """Fills `sums` (W,) with the sums over the rows of x (B, W)."""
+        rows, width = x.shape
+        self._run("column_sums", (x, sums), scratch=width, sizes=(rows, width))
+
+    def categorical_loss(
+        self, logits: Tensor, next_logits: Tensor, soft_reward: Tensor, bootstrap: Tensor, low: float, high: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean cross-entropy against the projected target, mean expected return, and the gradient of logits (B, K)."""
+        rows, atoms = logits.shape
+        grad, sums = torch.empty_like(logits), torch.empty(torch.get_num_threads(), 2, dtype=torch.float64)
+        arguments = (logits, next_logits, soft_reward, bootstrap, low, high, grad, sums)
+        self._run("categorical_loss", arguments, scratch=5 * atoms, sizes=(rows, atoms))
+        loss, value = sums[0].div_(rows).float()
+        return loss, value, grad
+
+    def expected_value(self, logits: Tensor, low: float, high: float) -> Tensor:
+        """Mean of softmax(logits) on the atoms low ... high: (B, K) -> (B,)."""
+        rows, atoms = logits.shape
+        value = torch.empty(rows)
+        self._run("expected_value", (logits, low, high, value), scratch=atoms, sizes=(rows, atoms))
+        return value
+
+    def expected_value_backward(
+        self, grad_value: Tensor, logits: Tensor, value: Tensor, low: float, high: float
+    ) -> Tensor:
+        """The gradient of logits (B, K) from that of the value (B,)."""
+        rows, atoms = logits.shape
+        grad = torch.empty_like(logits)
+        arguments = (grad_value, logits, value, low, high, grad)
+        self._run("expected_value_backward", arguments, scratch=atoms, sizes=(rows, atoms))
+        return grad
+
+    def squash(self, head: Tensor, noise: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """tanh(u), std and tanh(raw), (B, n) each, and the log-density (B,) of tanh(u), from head (B, 2 n)."""
+        rows, actions = noise.shape
+        squashed, std, raw_tanh, terms = torch.empty(4, rows, actions)
+        log_prob = torch.empty(rows)
+        arguments = (head, noise, low, high, squashed, std, raw_tanh, log_prob, terms)
+        self._run("squash", arguments, sizes=(rows, actions))
+        return squashed, std, raw_tanh, log_prob
+
+    def squash_backward(
+        self,
+        grad_squashed: Tensor,
+        grad_log_prob: Tensor,
+        noise: Tensor,
+        squashed: Tensor,
+        std: Tensor,
+        raw_tanh: Tensor,
+        low: float,
+        high: float,
+    ) -> Tensor:
+        """The gradient of head (B, 2 n)."""
+        rows, actions = noise.shape
+        grad_head = torch.empty(rows, 2 * actions, dtype=self.dtype)
+        arguments = (grad_squashed, grad_log_prob, noise, squashed, std, raw_tanh, low, high, grad_head)
+        self._run("squash_backward", arguments, sizes=(rows, actions))
+        return grad_head
+
+    def _run(
+        self, name: str, arguments: Sequence[Tensor | float | int], *, sizes: Sequence[int], scratch: int = 0
+    ) -> None:
+        """Calls a function with `arguments`, `scratch` floats for each thread if any, the sizes and the threads."""
+        threads = torch.get_num_threads()
+        values = [part.data_ptr() if isinstance(part, Tensor) else part for part in arguments]
+        if scratch > 0:
+            if self._scratch.numel() < scratch * threads:
+                self._scratch = torch.empty(scratch * threads)
+            values.append(self._scratch.data_ptr())
+        self._functions[name](*values, *sizes, threads)
