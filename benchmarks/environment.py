@@ -36,7 +36,7 @@ class Trot:
 
     def __init__(self, num_envs: int, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self._phase = self._rng.random((num_envs, 1)) + np.array(GAIT_OFFSETS)
+        self._phase = self._rng.random((num_envs, 1)) + GAIT_OFFSETS.T
         self._tick = 0
 
     def action(self) -> Array:

@@ -129,15 +129,8 @@ class Simulations:
 def rotation_matrix(quat: Array) -> Array:
     """Body to world (3, 3, n) of unit quaternions (4, n) as w, x, y, z."""
     products = (quat[:, None] * quat).reshape(16, -1)
-    # einsum and not @: a BLAS would start threads of its own beside those of the physics.
-    entries: Array = np.einsum("ip,pn->in", _ROTATION_OF_PRODUCTS, products)
+    entries: Array = _ROTATION_OF_PRODUCTS @ products
     return entries.reshape(3, 3, -1)
-
-
-def gravity_b(rotation: Array) -> Array:
-    """Unit vector of gravity in the base frame (3, n), R'(0, 0, -1): the heading does not change it."""
-    down: Array = -rotation[2]
-    return down
 
 
 def lever_matrix(point_b: tuple[float, float, float]) -> Array:
@@ -152,8 +145,8 @@ def point_velocity_b(rotation: Array, velocity_w: Array, angular_velocity_b: Arr
     A free joint holds the linear velocity (3, n) of the base's origin in the world frame and the angular velocity
     (3, n) in the base frame (MuJoCo documentation, "Floating objects"); `lever` is the `lever_matrix` of p.
     """
-    velocity: Array = np.einsum("in,ijn->jn", velocity_w, rotation)
-    velocity += np.einsum("ij,jn->in", lever, angular_velocity_b)
+    velocity: Array = np.add.reduce(velocity_w[:, None] * rotation, axis=0)
+    velocity += lever @ angular_velocity_b
     return velocity
 
 

@@ -1,21 +1,20 @@
 """Observation terms beyond what the state holds itself: gait phase and sensor noise."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from unilab_fabric.envs.vector_env import Array, Floats
+from unilab_fabric.envs.vector_env import Array
 
 
-def gait_phase(clock: Floats, offsets: Sequence[float]) -> Floats:
-    """Phase of each foot in [0, 1): clock (n,) in cycles, one offset per foot; returns (feet, n)."""
-    cycles: Floats = clock.astype(np.float32) + np.array(offsets, np.float32)[:, None]
-    return cycles - np.floor(cycles)
+def gait_phase(clock: Array, offsets: Array) -> Array:
+    """Phase of each foot in [0, 1): clock (n,) in cycles, offsets (feet, 1); returns (feet, n)."""
+    cycles: Array = clock + offsets
+    cycles -= np.floor(cycles)
+    return cycles
 
 
-def advance_phase(phase: Floats, step: float) -> None:
+def advance_phase(phase: Array, step: float) -> None:
     """Moves phases in [0, 1) on by a part of a cycle, in place."""
-    phase += np.float32(step)
+    phase += step
     phase -= np.floor(phase)
 
 

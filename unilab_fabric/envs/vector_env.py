@@ -151,7 +151,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         self._faulty = np.zeros(num_envs, np.bool_)
         self._any_faulty = False
         self.episode_length = np.zeros(num_envs, np.int64)
-        self._episode_steps = episode_steps
+        self._whole_episode = np.iinfo(np.int64).max if episode_steps is None else episode_steps
         self._time_limit = np.zeros(num_envs, np.int64)
         self._stagger = stagger
 
@@ -227,8 +227,8 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         super().reset(seed=seed)
         self.totals[:] = 0
         self._start_episodes(np.arange(self.num_envs))
-        if self._stagger and self._episode_steps is not None:
-            self._time_limit[:] = self.np_random.integers(1, self._episode_steps + 1, self.num_envs)
+        if self._stagger:
+            self._time_limit[:] = self.np_random.integers(1, self._whole_episode, self.num_envs, endpoint=True)
         for group, observation in self.observation.items():
             self.next_observation[group][:] = observation
         return {group: observation.copy() for group, observation in self.observation.items()}, {}
@@ -254,7 +254,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         np.greater_equal(self.episode_length, self._time_limit, out=self.truncated)
         self._evaluate()
         if self._term_names:
-            np.einsum("k,kn->n", self._reward_weights, self.terms, out=self.reward)
+            np.matmul(self._reward_weights, self.terms, out=self.reward)
         self._observe(EVERY, self.next_observation["actor"], self.next_observation["critic"])
         if not np.isfinite(self._produced).all():
             self._find_nonfinite()
@@ -351,14 +351,15 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         """Begins these environments' next episodes and writes their first observations."""
         self._episode_rows[:, ids] = 0
         self.episode_length[ids] = 0
-        self._time_limit[ids] = np.iinfo(np.int64).max if self._episode_steps is None else self._episode_steps
+        self._time_limit[ids] = self._whole_episode
         self._begin(ids)
-        fresh = {group: np.empty((ids.size, rows.shape[1]), np.float32) for group, rows in self.observation.items()}
-        self._observe(ids, fresh["actor"], fresh["critic"])
-        for group, rows in fresh.items():
-            if not np.isfinite(rows).all():
-                self.totals[self._fault_row["Env/nonfinite_observation"]] += 1
-                np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
+        block = np.empty(ids.size * (self._block.size // self.num_envs), np.float32)
+        first = _split(block, ids.size, self.observation["actor"].shape[1])
+        self._observe(ids, first["actor"], first["critic"])
+        if not np.isfinite(block).all():
+            self.totals[self._fault_row["Env/nonfinite_observation"]] += 1
+            np.nan_to_num(block, copy=False, posinf=0, neginf=0)
+        for group, rows in first.items():
             self.observation[group][ids] = rows
 
     def _infos(self) -> dict[str, Any]:

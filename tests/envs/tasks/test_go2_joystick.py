@@ -98,6 +98,19 @@ def test_observations_are_what_mujoco_says_of_the_state(after):
         np.testing.assert_allclose(critic[49:52], velocity, atol=1e-5)
 
 
+@pytest.mark.parametrize("heading", [0.0, 1.2])
+def test_gravity_does_not_turn_with_the_heading(heading):
+    task = make(1)
+    task.reset()
+    motion = task.sims.motion[0].copy()
+    yaw, pitch = [math.cos(heading / 2), 0, 0, math.sin(heading / 2)], [math.cos(0.15), 0, math.sin(0.15), 0]
+    mujoco.mju_mulQuat(motion[3:7], np.array(yaw), np.array(pitch))
+    motion[2], motion[19:] = 2.0, 0  # it falls freely and does not turn
+    task.sims.place(np.array([0]), motion)
+    task.advance(np.zeros((1, 12), np.float32))
+    np.testing.assert_allclose(task.observation["actor"][0, 3:6], [math.sin(0.3), 0, -math.cos(0.3)], atol=2e-3)
+
+
 @pytest.mark.parametrize("physics", ["fast", "faithful"])
 def test_a_step_is_plain_mujoco_with_targets_around_the_stand_pose(physics):
     task = make(physics=physics, action_scale=0.4)

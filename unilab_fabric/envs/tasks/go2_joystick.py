@@ -21,7 +21,6 @@ from unilab_fabric.envs import observations, randomization, rewards
 from unilab_fabric.envs.batch import (
     Rows,
     Simulations,
-    gravity_b,
     lever_matrix,
     point_velocity_b,
     rotation_matrix,
@@ -37,8 +36,8 @@ MAX_TILT = math.radians(60)
 """A base tilted further has fallen [rad]."""
 
 GAIT_HZ = 2.0
-GAIT_OFFSETS = (0.0, 0.5, 0.5, 0.0)
-"""Diagonal feet together: a trot; FL, FR, RL, RR."""
+GAIT_OFFSETS = np.array([[0.0], [0.5], [0.5], [0.0]], np.float32)
+"""Diagonal feet together: a trot; (4, 1) for FL, FR, RL, RR."""
 STANCE = 0.6
 """Share of the cycle that a foot belongs on the floor."""
 
@@ -141,18 +140,24 @@ _LEGS = ((3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8), (-1, 1, 1) * 4)  # hip, thigh, 
 _FEET = ((1, 0, 3, 2), (1, 1, 1, 1))
 _ACTOR = (_ROTATION, _VECTOR, _LEGS, _LEGS, _LEGS, _COMMAND, _FEET)
 
-# Rows of the critic's observation; the actor's is all but the last three.
-ANGULAR_VELOCITY = slice(0, 3)
-GRAVITY = slice(3, 6)
-JOINT_OFFSET = slice(6, 18)
-JOINT_RATE = slice(18, 30)
-ACTION = slice(30, 42)
-COMMAND = slice(42, 45)
-PHASE = slice(45, 49)
-VELOCITY = slice(49, 52)
 ACTOR_SIZE, CRITIC_SIZE = 49, 52
 MEASURED = slice(0, 30)
-"""What sensors would measure, and noise is added to."""
+"""The part of an observation that sensors would measure, and noise is added to."""
+
+
+class _Observed:
+    """The critic's observation of n robots, one component per row, by name; the actor's is all but the velocity."""
+
+    def __init__(self, rows: Array) -> None:
+        self.rows = rows
+        self.angular_velocity = rows[0:3]
+        self.gravity = rows[3:6]
+        self.joint_offset = rows[6:18]
+        self.joint_rate = rows[18:30]
+        self.action = rows[30:42]
+        self.command = rows[42:45]
+        self.phase = rows[45:49]
+        self.velocity = rows[49:52]
 
 
 class Go2JoystickFlat(TaskEnv):
@@ -231,24 +236,23 @@ class Go2JoystickFlat(TaskEnv):
         self._feet_height = self.sims.sensors(go2.FOOT_SENSORS)[:, 2::3]
         self._action_scale = action_scale
         self._tracking_sigma = tracking_sigma
-        self._random_phase = random_phase
         self._noise = None if noise is None else _noise_widths(noise)
         self._pushes = pushes
         self._robots = None if randomization is None else _RandomRobots(self.sims, randomization)
+        self._term = dict(zip(dataclasses.asdict(rewards), self.terms, strict=True))
         self._stand = np.array(go2.STAND_JOINTS)
         self._stand_column = self._stand[:, None].astype(np.float32)
         self._lever = lever_matrix(go2.IMU_B)
         # x, y, yaw, base velocity, command, phase of a new episode
         reach = [(-0.5, 0.5)] * 2 + [(-math.pi, math.pi)] + [(-0.5, 0.5)] * 6
-        self._start_low, self._start_high = np.array(
-            [*reach, commands.forward, commands.left, commands.turn, (0.0, 1.0 if random_phase else 0.0)]
-        ).T
-        # The critic's observation, one component per row; action, command and phase live here. Rows are a little longer
-        # than needed: a power of two between them would make them compete for the same cache lines.
-        self._now = np.zeros((CRITIC_SIZE, num_envs + 16), np.float32)[:, :num_envs]
-        self._height = np.zeros(num_envs, np.float32)
-        self._previous_action = np.zeros((12, num_envs), np.float32)
-        self.mutable.update({"now": self._now, **self.sims.mutable})
+        reach += [commands.forward, commands.left, commands.turn, (0.0, 1.0 if random_phase else 0.0)]
+        self._start_low, high = np.array(reach).T
+        self._start_width = high - self._start_low
+        # Action, command and phase live here. Rows are a little longer than needed: with a power of two between them
+        # they would compete for the same cache lines.
+        self._now = _Observed(np.zeros((CRITIC_SIZE, num_envs + 16), np.float32)[:, :num_envs])
+        self._action_change = np.zeros((12, num_envs), np.float32)
+        self.mutable.update({"now": self._now.rows, **self.sims.mutable})
 
     def set_state(self, state: dict[str, NDArray[Any]]) -> None:
         """As in the base; what MuJoCo derives from a robot's masses is derived again."""
@@ -259,7 +263,7 @@ class Go2JoystickFlat(TaskEnv):
     def _begin(self, ids: Ids) -> None:
         """The robot stands within half a metre of the origin, any way round, and moves a little."""
         rng, n = self.np_random, ids.size
-        start = rng.uniform(self._start_low, self._start_high, (n, self._start_low.size))
+        start = self._start_low + self._start_width * rng.random((n, self._start_low.size))
         motion = np.zeros((n, 37))
         motion[:, :2] = start[:, :2]
         motion[:, 2] = go2.STAND_HEIGHT
@@ -269,63 +273,63 @@ class Go2JoystickFlat(TaskEnv):
         self.sims.place(ids, motion)
         if self._robots is not None:
             self._robots.draw(rng, ids)
-        now = np.zeros((CRITIC_SIZE, n), np.float32)
-        now[COMMAND] = start[:, 9:12].T
-        now[PHASE] = observations.gait_phase(start[:, 12], GAIT_OFFSETS)
-        self._now[:, ids] = now
+        first = _Observed(np.zeros((CRITIC_SIZE, n), np.float32))
+        first.command[:] = start[:, 9:12].T
+        first.phase[:] = observations.gait_phase(start[:, 12].astype(np.float32), GAIT_OFFSETS)
+        self._now.rows[:, ids] = first.rows
 
     def _simulate(self, action: Array) -> Mask | None:
-        self._previous_action[:] = self._now[ACTION]
-        self._now[ACTION] = action.T
+        np.subtract(action.T, self._now.action, out=self._action_change)
+        self._now.action[:] = action.T
         self.sims.ctrl[:] = action * self._action_scale + self._stand
         if self._pushes is not None:
             self._push(self._pushes)
         return self.sims.step()
 
     def _evaluate(self) -> None:
-        now = self._now
-        observations.advance_phase(now[PHASE], GAIT_HZ * CONTROL_STEP_S)
+        now, sigma = self._now, self._tracking_sigma
+        observations.advance_phase(now.phase, GAIT_HZ * CONTROL_STEP_S)
         height = self._sense(self.sims.motion, now)
-        planar_error = now[COMMAND][:2] - now[VELOCITY][:2]
-        yaw_error = now[COMMAND][2] - now[ANGULAR_VELOCITY][2]
+        planar_error = now.command[:2] - now.velocity[:2]
+        yaw_error = now.command[2] - now.angular_velocity[2]
         feet = self._feet_height.T.copy()
         touches = feet < go2.FOOT_RADIUS + go2.CONTACT_MARGIN  # on flat ground the same as a contact
-        in_stance = now[PHASE] < STANCE
-        terms = {  # the fields of Go2Rewards, in their order
-            "tracking_lin_vel": rewards.tracking_lin_vel(planar_error, self._tracking_sigma),
-            "tracking_ang_vel": rewards.tracking_ang_vel(yaw_error, self._tracking_sigma),
-            "lin_vel_z": rewards.lin_vel_z(now[VELOCITY]),
-            "ang_vel_xy": rewards.ang_vel_xy(now[ANGULAR_VELOCITY]),
-            "base_height": rewards.base_height(height, BASE_HEIGHT_TARGET),
-            "action_rate": rewards.action_rate(now[ACTION], self._previous_action),
-            "similar_to_default": rewards.similar_to_default(now[JOINT_OFFSET]),
-            "contact": rewards.contact(touches, in_stance),
-            "swing_feet_z": rewards.swing_feet_z(feet, in_stance, SWING_HEIGHT, SWING_WIDTH),
-        }
-        np.concatenate(tuple(terms.values()), out=self.terms.reshape(-1))
+        in_swing = now.phase >= STANCE
+
+        term = self._term
+        rewards.tracking_lin_vel(planar_error, sigma, out=term["tracking_lin_vel"])
+        rewards.tracking_ang_vel(yaw_error, sigma, out=term["tracking_ang_vel"])
+        rewards.lin_vel_z(now.velocity, out=term["lin_vel_z"])
+        rewards.ang_vel_xy(now.angular_velocity, out=term["ang_vel_xy"])
+        rewards.base_height(height, BASE_HEIGHT_TARGET, out=term["base_height"])
+        rewards.action_rate(self._action_change, out=term["action_rate"])
+        rewards.similar_to_default(now.joint_offset, out=term["similar_to_default"])
+        rewards.contact(touches, in_swing, out=term["contact"])
+        rewards.swing_feet_z(feet, in_swing, SWING_HEIGHT, SWING_WIDTH, out=term["swing_feet_z"])
+
         np.hypot(planar_error[0], planar_error[1], out=self.figures[0])
         np.abs(yaw_error, out=self.figures[1])
-        np.greater(now[GRAVITY][2], -math.cos(MAX_TILT), out=self.terminated)
+        np.greater(now.gravity[2], -math.cos(MAX_TILT), out=self.terminated)
 
     def _observe(self, ids: Ids | slice, actor: Array, critic: Array) -> None:
         now = self._now
         if not isinstance(ids, slice):
-            now = now[:, ids]
+            now = _Observed(now.rows[:, ids])
             self._sense(self.sims.motion[ids], now)
-        critic[:] = now.T
+        critic[:] = now.rows.T
         actor[:] = critic[:, :ACTOR_SIZE]
         if self._noise is not None:
             actor[:, MEASURED] = observations.uniform_noise(self.np_random, actor[:, MEASURED], self._noise)
 
-    def _sense(self, motion: Rows, now: Array) -> Array:
-        """Writes what n simulations (n, 37) are doing into the rows of their observations (52, n); the heights (n,)."""
+    def _sense(self, motion: Rows, now: _Observed) -> Array:
+        """Writes what n simulations (n, 37) are doing into their observations; returns the bases' heights (n,)."""
         state = motion.T.astype(np.float32, order="C")
         rotation = rotation_matrix(state[3:7])
-        now[ANGULAR_VELOCITY] = spin = state[22:25]
-        now[GRAVITY] = gravity_b(rotation)
-        now[JOINT_OFFSET] = state[7:19] - self._stand_column
-        now[JOINT_RATE] = state[25:]
-        now[VELOCITY] = point_velocity_b(rotation, state[19:22], spin, self._lever)
+        now.angular_velocity[:] = state[22:25]
+        np.negative(rotation[2], out=now.gravity)
+        np.subtract(state[7:19], self._stand_column, out=now.joint_offset)
+        now.joint_rate[:] = state[25:]
+        now.velocity[:] = point_velocity_b(rotation, state[19:22], now.angular_velocity, self._lever)
         height: Array = state[2]
         return height
 
@@ -384,6 +388,7 @@ def _noise_widths(noise: Go2Noise) -> Array:
 
 def _heading(yaw: NDArray[np.float64], pitch: float) -> NDArray[np.float64]:
     """Quaternions (n, 4) w, x, y, z of a pitch in a frame that yaw (n,) has turned [rad]."""
-    cos_yaw, sin_yaw = np.cos(yaw / 2), np.sin(yaw / 2)
-    cos_pitch, sin_pitch = math.cos(pitch / 2), math.sin(pitch / 2)
-    return np.stack([cos_yaw * cos_pitch, -sin_yaw * sin_pitch, cos_yaw * sin_pitch, sin_yaw * cos_pitch], axis=1)
+    cos, sin = math.cos(pitch / 2), math.sin(pitch / 2)
+    half = yaw[:, None] / 2
+    quaternions: NDArray[np.float64] = np.cos(half) * [cos, 0, sin, 0] + np.sin(half) * [0, -sin, 0, cos]
+    return quaternions
