@@ -36,12 +36,11 @@ static inline float exp_(float x) {
     x = x < -87.0f ? -87.0f : x;
     float n = rintf(x * 1.44269504f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f; /* log 2 in two parts */
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    float p = 1.394656195e-3f; /* (exp(r) - 1 - r) / r^2, least squares for |r| <= log(2) / 2 */
+    p = p * r + 8.369223508e-3f;
+    p = p * r + 4.166626152e-2f;
+    p = p * r + 1.666651538e-1f;
+    p = p * r + 5.000000081e-1f;
     p = p * r * r + r + 1.0f;
     int32_t bits = ((int32_t)n + 127) << 23;
     float power;
@@ -49,7 +48,23 @@ static inline float exp_(float x) {
     return p * power;
 }
 
-static inline float sigmoid(float x) { return 1.0f / (1.0f + exp_(-x)); }
+/* tanh that vectorises; absolute error 4e-7. */
+static inline float tanh_(float x) {
+    x = x > 8.0f ? 8.0f : x;
+    x = x < -8.0f ? -8.0f : x;
+    float q = x * x, a = 1.506174056e-8f, b = 8.453634117e-7f; /* tanh(x) / x as a / b, least squares for |x| <= 8 */
+    a = a * q + 2.177319793e-5f;
+    a = a * q + 3.564153305e-3f;
+    a = a * q + 1.343818880e-1f;
+    a = a * q + 9.999999700e-1f;
+    b = b * q + 3.399174713e-4f;
+    b = b * q + 2.613600507e-2f;
+    b = b * q + 4.677150958e-1f;
+    b = b * q + 1.0f;
+    return x * a / b;
+}
+
+static inline float sigmoid(float x) { return 0.5f + 0.5f * tanh_(0.5f * x); }
 
 /* log(1 + e) for e in [0, 1], from the series of atanh(e / (2 + e)). */
 static inline float log1p_(float e) {
@@ -72,77 +87,100 @@ static inline void add_parts(float *sum, const float *first, long stride, long w
 
 static inline long first_row(long part, long parts, long rows) { return rows * part / parts; }
 
+#define BLOCK 8 /* rows that take each step together, so that none waits for its own sums and roots */
+
+static inline long least(long a, long b) { return a < b ? a : b; }
+
 /* out = silu(scale * layer_norm(x + bias) + shift), all (rows, width); mean and 1 / std of each row are for the backward
- * pass. scratch is (threads, width). */
+ * pass. */
 void norm_silu(const element *x, const float *bias, const float *scale, const float *shift, element *out, float *mean,
-               float *rstd, float *scratch, long rows, long width, long threads) {
+               float *rstd, long rows, long width, long threads) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (long part = 0; part < threads; part++) {
-        float *v = scratch + width * part;
-        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
-            const element *in = x + row * width;
-            element *o = out + row * width;
-            float sum = 0.0f, squares = 0.0f;
+        long last = first_row(part + 1, threads, rows);
+        for (long block = first_row(part, threads, rows); block < last; block += BLOCK) {
+            long end = least(block + BLOCK, last);
+            for (long row = block; row < end; row++) {
+                const element *in = x + row * width;
+                float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-            for (long i = 0; i < width; i++) {
-                v[i] = load(in[i]) + bias[i];
-                sum += v[i];
+                for (long i = 0; i < width; i++) sum += load(in[i]) + bias[i];
+                mean[row] = sum / width;
             }
-            float m = sum / width;
+            for (long row = block; row < end; row++) {
+                const element *in = x + row * width;
+                float squares = 0.0f, m = mean[row];
 #pragma omp simd reduction(+ : squares)
-            for (long i = 0; i < width; i++) squares += (v[i] - m) * (v[i] - m);
-            float r = 1.0f / sqrtf(squares / width + 1e-5f);
-#pragma omp simd
-            for (long i = 0; i < width; i++) {
-                float y = (v[i] - m) * r * scale[i] + shift[i];
-                o[i] = store(y * sigmoid(y));
+                for (long i = 0; i < width; i++) {
+                    float d = load(in[i]) + bias[i] - m;
+                    squares += d * d;
+                }
+                rstd[row] = 1.0f / sqrtf(squares / width + 1e-5f);
             }
-            mean[row] = m;
-            rstd[row] = r;
+            for (long row = block; row < end; row++) {
+                const element *in = x + row * width;
+                element *o = out + row * width;
+                float m = mean[row], r = rstd[row];
+#pragma omp simd
+                for (long i = 0; i < width; i++) {
+                    float y = (load(in[i]) + bias[i] - m) * r * scale[i] + shift[i];
+                    o[i] = store(y * sigmoid(y));
+                }
+            }
         }
     }
 }
 
 /* Replaces grad, of norm_silu's output, by that of x, and writes the gradients of bias, scale and shift, (width,) each.
- * scratch is (threads, 5, width). */
+ * scratch is (threads, 3 + 2 BLOCK, width). */
 void norm_silu_backward(element *grad, const element *x, const float *bias, const float *scale, const float *shift,
                         const float *mean, const float *rstd, float *of_bias, float *of_scale, float *of_shift,
                         float *scratch, long rows, long width, long threads) {
+    long stride = (3 + 2 * BLOCK) * width;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (long part = 0; part < threads; part++) {
-        float *grad_bias = scratch + 5 * width * part, *grad_scale = grad_bias + width;
-        float *grad_shift = grad_scale + width, *normed = grad_shift + width, *d = normed + width;
+        float *grad_bias = scratch + stride * part, *grad_scale = grad_bias + width;
+        float *grad_shift = grad_scale + width, *normed = grad_shift + width, *d = normed + BLOCK * width;
         memset(grad_bias, 0, 3 * width * sizeof(float));
-        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
-            const element *in = x + row * width;
-            element *g = grad + row * width;
-            float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        long last = first_row(part + 1, threads, rows);
+        for (long block = first_row(part, threads, rows); block < last; block += BLOCK) {
+            long count = least(BLOCK, last - block);
+            float means[BLOCK], dots[BLOCK];
+            for (long k = 0; k < count; k++) {
+                const element *in = x + (block + k) * width, *g = grad + (block + k) * width;
+                float *n = normed + k * width, *dn = d + k * width;
+                float m = mean[block + k], r = rstd[block + k], sum = 0.0f, dot = 0.0f;
 #pragma omp simd reduction(+ : sum, dot)
-            for (long i = 0; i < width; i++) {
-                float n = (load(in[i]) + bias[i] - m) * r;
-                float y = n * scale[i] + shift[i];
-                float gate = sigmoid(y);
-                float dy = load(g[i]) * gate * (1.0f + y * (1.0f - gate));
-                grad_scale[i] += dy * n;
-                grad_shift[i] += dy;
-                normed[i] = n;
-                d[i] = dy * scale[i];
-                sum += d[i];
-                dot += d[i] * n;
+                for (long i = 0; i < width; i++) {
+                    n[i] = (load(in[i]) + bias[i] - m) * r;
+                    float y = n[i] * scale[i] + shift[i];
+                    float gate = sigmoid(y);
+                    float dy = load(g[i]) * gate * (1.0f + y * (1.0f - gate));
+                    grad_scale[i] += dy * n[i];
+                    grad_shift[i] += dy;
+                    dn[i] = dy * scale[i];
+                    sum += dn[i];
+                    dot += dn[i] * n[i];
+                }
+                means[k] = sum / width;
+                dots[k] = dot / width;
             }
-            sum /= width;
-            dot /= width;
+            for (long k = 0; k < count; k++) {
+                const float *n = normed + k * width, *dn = d + k * width;
+                element *g = grad + (block + k) * width;
+                float r = rstd[block + k], mean_d = means[k], dot = dots[k];
 #pragma omp simd
-            for (long i = 0; i < width; i++) {
-                float dx = (d[i] - sum - normed[i] * dot) * r;
-                grad_bias[i] += dx;
-                g[i] = store(dx);
+                for (long i = 0; i < width; i++) {
+                    float dx = (dn[i] - mean_d - n[i] * dot) * r;
+                    grad_bias[i] += dx;
+                    g[i] = store(dx);
+                }
             }
         }
     }
-    add_parts(of_bias, scratch, 5 * width, width, threads);
-    add_parts(of_scale, scratch + width, 5 * width, width, threads);
-    add_parts(of_shift, scratch + 2 * width, 5 * width, width, threads);
+    add_parts(of_bias, scratch, stride, width, threads);
+    add_parts(of_scale, scratch + width, stride, width, threads);
+    add_parts(of_shift, scratch + 2 * width, stride, width, threads);
 }
 
 /* p = softmax(logits) of one row; returns log(sum(exp(logits))). */

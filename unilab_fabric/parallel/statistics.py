@@ -62,9 +62,13 @@ class RunningNormaliser(nn.Module):
 
 
 def batch_moments(rows: Tensor) -> Tensor:
-    """Mean and biased variance of each entry: (B, size) -> (2, size) float32, computed in float64."""
-    variance, mean = torch.var_mean(rows.double(), dim=0, unbiased=False)
-    return torch.stack([mean, variance]).float()
+    """Mean and biased variance of each entry: (B, size) -> (2, size) float32, computed in float64.
+
+    In two passes: torch.var_mean takes one, row by row, and ten times as long on a CPU.
+    """
+    exact = rows.double()
+    mean = exact.mean(0)
+    return torch.stack([mean, (exact - mean).square_().mean(0)]).float()
 
 
 class SharedMoments:
