@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from typing import NoReturn
 
 from tqdm import tqdm
 from typing_extensions import override
@@ -14,6 +15,10 @@ _LOG_FILE_INTERVAL_S = 10.0
 
 class Progress(Hook):
     """Environment steps, their rate, the return and the time left, on standard error."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, str] = {}
+        self._bar: tqdm[NoReturn] | None = None
 
     @override
     def on_start(self, run: Run) -> None:
@@ -29,14 +34,12 @@ class Progress(Hook):
 
     @override
     def on_log(self, run: Run, metrics: Mapping[str, float]) -> None:
-        shown = {label: f"{metrics[tag]:.2f}" for tag, label in _SHOWN.items() if tag in metrics}
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update(run.env_steps - self._bar.n)
+        self._newest |= {label: f"{metrics[tag]:.2f}" for tag, label in _SHOWN.items() if tag in metrics}
+        if self._bar is not None:
+            self._bar.set_postfix(self._newest, refresh=False)
+            self._bar.update(run.env_steps - self._bar.n)
 
     @override
     def on_end(self, run: Run, status: str) -> None:
-        self._bar.close()
-
-
-def _steps_per_tick(run: Run) -> int:
-    return run.env_steps_per_tick
+        if self._bar is not None:  # a run may fail before its first tick
+            self._bar.close()
