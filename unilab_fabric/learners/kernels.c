@@ -1,10 +1,10 @@
-/* Fused CPU kernels of the learners. kernels.py compiles this file and binds it; tests/learners/test_fused.py holds every
- * function against PyTorch.
+/* Fused CPU kernels of the learners. kernels.py compiles this file and binds it; tests/learners/test_operations.py
+ * holds every function against PyTorch.
  *
  * Tensors are contiguous and row-major. `element` is what matrix products read and write: float, or bfloat16 with
- * -DBF16. All arithmetic and parameters are float. Rows are cut into as many parts as there are threads, and sums of parts
- * are added in their order, so a result depends on the number of threads but never on timing. The OpenMP runtime is the
- * one that PyTorch has loaded: one pool of threads, not two.
+ * -DBF16. All arithmetic and parameters are float. Rows are cut into as many parts as there are threads, and sums of
+ * parts are added in their order, so a result depends on the number of threads but never on timing. The OpenMP runtime
+ * is the one that PyTorch has loaded: one pool of threads, not two.
  */
 #include <math.h>
 #include <stdint.h>
@@ -91,8 +91,8 @@ static inline long first_row(long part, long parts, long rows) { return rows * p
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 
-/* out = silu(scale * layer_norm(x + bias) + shift), all (rows, width); mean and 1 / std of each row are for the backward
- * pass. */
+/* out = silu(scale * layer_norm(x + bias) + shift), all (rows, width); mean and 1 / std of each row are for the
+ * backward pass. */
 void norm_silu(const element *x, const float *bias, const float *scale, const float *shift, element *out, float *mean,
                float *rstd, long rows, long width, long threads) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
@@ -183,70 +183,98 @@ void norm_silu_backward(element *grad, const element *x, const float *bias, cons
     add_parts(of_shift, scratch + 2 * width, stride, width, threads);
 }
 
-/* p = softmax(logits) of one row; returns log(sum(exp(logits))). */
-static inline float softmax(const element *logits, float *p, long atoms) {
-    float highest = -INFINITY, sum = 0.0f;
-#pragma omp simd reduction(max : highest)
-    for (long k = 0; k < atoms; k++) {
-        p[k] = load(logits[k]);
-        highest = p[k] > highest ? p[k] : highest;
+/* p = softmax(logits) of `count` rows, and log(sum(exp(logits))) of each. */
+static inline void softmax(const element *logits, float *p, float *log_sum, long count, long atoms) {
+    float highest[BLOCK], sums[BLOCK];
+    for (long row = 0; row < count; row++) {
+        const element *in = logits + row * atoms;
+        float *out = p + row * atoms, most = -INFINITY;
+#pragma omp simd reduction(max : most)
+        for (long k = 0; k < atoms; k++) {
+            out[k] = load(in[k]);
+            most = out[k] > most ? out[k] : most;
+        }
+        highest[row] = most;
     }
+    for (long row = 0; row < count; row++) {
+        float *out = p + row * atoms, most = highest[row], sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (long k = 0; k < atoms; k++) {
-        p[k] = exp_(p[k] - highest);
-        sum += p[k];
+        for (long k = 0; k < atoms; k++) {
+            out[k] = exp_(out[k] - most);
+            sum += out[k];
+        }
+        sums[row] = sum;
     }
-    float inverse = 1.0f / sum;
+    for (long row = 0; row < count; row++) {
+        float *out = p + row * atoms, inverse = 1.0f / sums[row];
 #pragma omp simd
-    for (long k = 0; k < atoms; k++) p[k] *= inverse;
-    return logf(sum) + highest;
+        for (long k = 0; k < atoms; k++) out[k] *= inverse;
+        log_sum[row] = logf(sums[row]) + highest[row];
+    }
 }
 
-/* Cross-entropy of softmax(logits) against softmax(next_logits) moved by the soft Bellman operator and projected onto the
- * atoms low ... high. logits, next_logits and grad are (rows, atoms), soft_reward and bootstrap (rows,). grad is the
- * gradient of the mean over rows; sums is (threads, 2): the summed loss and expected return end up in its first part.
- * scratch is (threads, 5, atoms). */
+/* target = p, a distribution on the atoms low ... high, moved to reward + decay * atom, clipped to the support, and
+ * split between neighbouring atoms. Mass for the atom below and for the one above goes to two arrays, so that
+ * successive atoms do not wait for each other. scratch is (3, atoms). */
+static inline void project(const float *p, float reward, float decay, float low, float high, float *target,
+                           float *scratch, long atoms) {
+    float *above = scratch, *share = above + atoms;
+    int32_t *lower = (int32_t *)(share + atoms);
+    float last = atoms - 1, step = (high - low) / last, per_step = last / (high - low);
+#pragma omp simd
+    for (long k = 0; k < atoms; k++) {
+        float moved = reward + decay * (low + k * step);
+        moved = moved > high ? high : moved;
+        moved = moved < low ? low : moved;
+        float position = (moved - low) * per_step;
+        float whole = position > 0.0f ? position : 0.0f; /* 0 for NaN, which must not become an index */
+        lower[k] = (int32_t)(whole < last ? whole : last);
+        share[k] = p[k] * (position - lower[k]);
+        target[k] = above[k] = 0.0f;
+    }
+    for (long k = 0; k < atoms; k++) {
+        target[lower[k]] += p[k] - share[k];
+        above[lower[k]] += share[k];
+    }
+#pragma omp simd
+    for (long k = 1; k < atoms; k++) target[k] += above[k - 1];
+}
+
+/* Cross-entropy of softmax(logits) against softmax(next_logits) moved by the soft Bellman operator and projected onto
+ * the atoms low ... high. logits, next_logits and grad are (rows, atoms), soft_reward and bootstrap (rows,). grad is
+ * the gradient of the mean over rows; sums is (threads, 2): the summed loss and expected return end up in its first
+ * part. scratch is (threads, 4 + 2 BLOCK, atoms). */
 void categorical_loss(const element *logits, const element *next_logits, const float *soft_reward,
                       const float *bootstrap, float low, float high, element *grad, double *sums, float *scratch,
                       long rows, long atoms, long threads) {
-    float last = atoms - 1, step = (high - low) / last, per_step = last / (high - low);
+    float step = (high - low) / (atoms - 1), scale = 1.0f / rows;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (long part = 0; part < threads; part++) {
-        /* mass for the atom below and for the one above lies in two arrays: neighbours do not wait for each other */
-        float *p = scratch + 5 * atoms * part, *target = p + atoms, *above = target + atoms, *share = above + atoms;
-        int32_t *lower = (int32_t *)(share + atoms);
+        float *next = scratch + (4 + 2 * BLOCK) * atoms * part, *p = next + BLOCK * atoms;
+        float *target = p + BLOCK * atoms;
         double losses = 0.0, values = 0.0;
-        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
-            float reward = soft_reward[row], decay = bootstrap[row];
-            softmax(next_logits + row * atoms, p, atoms);
-#pragma omp simd
-            for (long k = 0; k < atoms; k++) {
-                float moved = reward + decay * (low + k * step);
-                moved = moved > high ? high : moved;
-                moved = moved < low ? low : moved;
-                float position = (moved - low) * per_step;
-                float whole = position > 0.0f ? position : 0.0f; /* 0 for NaN, which must not become an index */
-                lower[k] = (int32_t)(whole < last ? whole : last);
-                share[k] = p[k] * (position - lower[k]);
-                target[k] = above[k] = 0.0f;
-            }
-            for (long k = 0; k < atoms; k++) {
-                target[lower[k]] += p[k] - share[k];
-                above[lower[k]] += share[k];
-            }
-#pragma omp simd
-            for (long k = 1; k < atoms; k++) target[k] += above[k - 1];
-            const element *own = logits + row * atoms;
-            element *g = grad + row * atoms;
-            float log_sum = softmax(own, p, atoms), loss = 0.0f, value = 0.0f, scale = 1.0f / rows;
+        long last = first_row(part + 1, threads, rows);
+        for (long block = first_row(part, threads, rows); block < last; block += BLOCK) {
+            long count = least(BLOCK, last - block);
+            float log_sum[BLOCK];
+            softmax(next_logits + block * atoms, next, log_sum, count, atoms);
+            softmax(logits + block * atoms, p, log_sum, count, atoms);
+            for (long i = 0; i < count; i++) {
+                long row = block + i;
+                const element *own = logits + row * atoms;
+                const float *prediction = p + i * atoms;
+                element *g = grad + row * atoms;
+                float loss = 0.0f, value = 0.0f;
+                project(next + i * atoms, soft_reward[row], bootstrap[row], low, high, target, target + atoms, atoms);
 #pragma omp simd reduction(+ : loss, value)
-            for (long k = 0; k < atoms; k++) {
-                loss += target[k] * (log_sum - load(own[k]));
-                value += p[k] * (low + k * step);
-                g[k] = store((p[k] - target[k]) * scale);
+                for (long k = 0; k < atoms; k++) {
+                    loss += target[k] * (log_sum[i] - load(own[k]));
+                    value += prediction[k] * (low + k * step);
+                    g[k] = store((prediction[k] - target[k]) * scale);
+                }
+                losses += loss;
+                values += value;
             }
-            losses += loss;
-            values += value;
         }
         sums[2 * part] = losses;
         sums[2 * part + 1] = values;
@@ -257,19 +285,23 @@ void categorical_loss(const element *logits, const element *next_logits, const f
     }
 }
 
-/* value[row] is the mean of softmax(logits) on the atoms low ... high. scratch is (threads, atoms). */
+/* value[row] is the mean of softmax(logits) on the atoms low ... high. scratch is (threads, BLOCK, atoms). */
 void expected_value(const element *logits, float low, float high, float *value, float *scratch, long rows, long atoms,
                     long threads) {
     float step = (high - low) / (atoms - 1);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (long part = 0; part < threads; part++) {
-        float *p = scratch + atoms * part;
-        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
-            softmax(logits + row * atoms, p, atoms);
-            float sum = 0.0f;
+        float *p = scratch + BLOCK * atoms * part, log_sum[BLOCK];
+        long last = first_row(part + 1, threads, rows);
+        for (long block = first_row(part, threads, rows); block < last; block += BLOCK) {
+            long count = least(BLOCK, last - block);
+            softmax(logits + block * atoms, p, log_sum, count, atoms);
+            for (long i = 0; i < count; i++) {
+                float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-            for (long k = 0; k < atoms; k++) sum += p[k] * (low + k * step);
-            value[row] = sum;
+                for (long k = 0; k < atoms; k++) sum += p[i * atoms + k] * (low + k * step);
+                value[block + i] = sum;
+            }
         }
     }
 }
@@ -280,12 +312,17 @@ void expected_value_backward(const float *grad_value, const element *logits, con
     float step = (high - low) / (atoms - 1);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (long part = 0; part < threads; part++) {
-        float *p = scratch + atoms * part;
-        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
-            softmax(logits + row * atoms, p, atoms);
-            element *g = grad_logits + row * atoms;
+        float *p = scratch + BLOCK * atoms * part, log_sum[BLOCK];
+        long last = first_row(part + 1, threads, rows);
+        for (long block = first_row(part, threads, rows); block < last; block += BLOCK) {
+            long count = least(BLOCK, last - block);
+            softmax(logits + block * atoms, p, log_sum, count, atoms);
+            for (long i = 0; i < count; i++) {
+                element *g = grad_logits + (block + i) * atoms;
+                float grad = grad_value[block + i], mean = value[block + i];
 #pragma omp simd
-            for (long k = 0; k < atoms; k++) g[k] = store(grad_value[row] * p[k] * (low + k * step - value[row]));
+                for (long k = 0; k < atoms; k++) g[k] = store(grad * p[i * atoms + k] * (low + k * step - mean));
+            }
         }
     }
 }
@@ -303,9 +340,9 @@ void column_sums(const element *x, float *sums, float *scratch, long rows, long 
 }
 
 /* A squashed Gaussian: head is (rows, 2 * actions), means then raw log stds; the others are (rows, actions), log_prob
- * (rows,). squashed = tanh(mean + std * noise), whose log-density is log_prob; log std lies between low and high. raw_tanh
- * is for the backward pass. A row is shorter than a vector, so loops run over all elements: means and raw log stds are
- * first moved to squashed and raw_tanh; scratch is (rows, actions). */
+ * (rows,). squashed = tanh(mean + std * noise), whose log-density is log_prob; log std lies between low and high.
+ * raw_tanh is for the backward pass. A row is shorter than a vector, so loops run over all elements: means and raw log
+ * stds are first moved to squashed and raw_tanh; scratch is (rows, actions). */
 void squash(const element *head, const float *noise, float low, float high, float *squashed, float *std,
             float *raw_tanh, float *log_prob, float *scratch, long rows, long actions, long threads) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)

@@ -149,7 +149,7 @@ class Kernels:
         rows, atoms = logits.shape
         grad, sums = torch.empty_like(logits), torch.empty(torch.get_num_threads(), 2, dtype=torch.float64)
         arguments = (logits, next_logits, soft_reward, bootstrap, low, high, grad, sums)
-        self._run("categorical_loss", arguments, scratch=5 * atoms, sizes=(rows, atoms))
+        self._run("categorical_loss", arguments, scratch=(4 + 2 * BLOCK) * atoms, sizes=(rows, atoms))
         loss, value = sums[0].div_(rows).float()
         return loss, value, grad
 
@@ -157,7 +157,7 @@ class Kernels:
         """Mean of softmax(logits) on the atoms low ... high: (B, K) -> (B,)."""
         rows, atoms = logits.shape
         value = torch.empty(rows)
-        self._run("expected_value", (logits, low, high, value), scratch=atoms, sizes=(rows, atoms))
+        self._run("expected_value", (logits, low, high, value), scratch=BLOCK * atoms, sizes=(rows, atoms))
         return value
 
     def expected_value_backward(
@@ -167,7 +167,7 @@ class Kernels:
         rows, atoms = logits.shape
         grad = torch.empty_like(logits)
         arguments = (grad_value, logits, value, low, high, grad)
-        self._run("expected_value_backward", arguments, scratch=atoms, sizes=(rows, atoms))
+        self._run("expected_value_backward", arguments, scratch=BLOCK * atoms, sizes=(rows, atoms))
         return grad
 
     def squash(self, head: Tensor, noise: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

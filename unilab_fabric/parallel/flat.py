@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 ALIGNMENT = 64  # elements; a whole cache line for every dtype, and what vectorised kernels ask for
 
@@ -129,24 +128,25 @@ class FlatAdamW:
 
     def step(self, learning_rate: Tensor, skip: Tensor) -> None:
         """One step; if `skip` is 1, not 0, weights, moments and step count stay. Both are scalar float tensors."""
-        adamw(
+        # the operator behind torch.optim.AdamW(fused=True), without its Python; like there the caller counts steps
+        self._step += 1
+        torch._fused_adamw_(
             [self._values],
             [self._gradient],
             [self._exp_avg],
             [self._exp_avg_sq],
             [],
             [self._step],
-            fused=True,
-            capturable=self._step.is_cuda,
-            found_inf=skip,
-            amsgrad=False,
+            lr=learning_rate,
             beta1=self._betas[0],
             beta2=self._betas[1],
-            lr=learning_rate,
             weight_decay=self._weight_decay,
             eps=1e-8,
+            amsgrad=False,
             maximize=False,
+            found_inf=skip,
         )
+        self._step -= skip
 
     def replicated(self, name: str) -> dict[str, Tensor]:
         """The live state by group name."""
