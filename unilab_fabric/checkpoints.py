@@ -144,7 +144,8 @@ def read_state(path: Path, name: str) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path / name, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises what the damage happens to trigger
-        raise UserError("ckpt_path", path / name, f"it cannot be read: {str(error).splitlines()[0]}") from None
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError("ckpt_path", path / name, f"it cannot be read: {reason}") from None
     return state
 
 

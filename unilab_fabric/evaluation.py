@@ -29,12 +29,8 @@ def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, 
     """
     manifest = read_manifest(ckpt_path)
     config = resolve_run(manifest["config"])
-    env = make_task(
-        config.task.class_path,
-        config.task.init_args | _judging(config.task.class_path, episodes, episode_s, physics),
-        seed=seed,
-        num_threads=0,
-    )
+    judged = _judging(config.task.class_path, episodes, episode_s, physics)
+    env = make_task(config.task.class_path, config.task.init_args | judged, seed=seed, num_threads=0)
     learner = build_learner_config(config.learner).build(
         env.task_spec(),
         device=torch.device("cpu"),
@@ -50,9 +46,9 @@ def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, 
         "tick": manifest["tick"],
         "env_steps": manifest["env_steps"],
         "task": config.task.class_path,
-        "physics": physics,
+        "physics": judged.get("physics"),  # null where the task has no such choice
         "episodes": episodes,
-        "episode_s": episode_s,
+        "episode_s": judged.get("episode_s"),
         "seed": seed,
         "figures": {_NAMES.get(name, name): _summary(values) for name, values in figures.items()},
     }
@@ -92,10 +88,10 @@ def format_table(result: dict[str, Any]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    title = (
-        f"{result['task']}, {result['episodes']} episodes of at most {result['episode_s']:g} s, "
-        f"{result['physics']} physics, tick {result['tick']} ({result['env_steps']:,} env steps)"
-    )
+    length = "" if result["episode_s"] is None else f" of at most {result['episode_s']:g} s"
+    physics = "" if result["physics"] is None else f"{result['physics']} physics, "
+    trained = f"tick {result['tick']} ({result['env_steps']:,} env steps)"
+    title = f"{result['task']}, {result['episodes']} episodes{length}, {physics}{trained}"
     return "\n".join([title, "", *lines])
 
 

@@ -53,6 +53,7 @@ def run(
     checkpoint=None,
     log_every=10,
     replica_check_every=50,
+    manifest=None,
 ):
     """Trains for `ticks` in all and returns the runner; `until` stops it after that many."""
     ranks = ranks or Ranks()
@@ -93,7 +94,7 @@ def run(
             folder=folder,
             training=training,
             checkpoint=checkpoint or CheckpointConfig(every=0),
-            manifest={"world_size": ranks.world_size, "seed": seed, "config": {}},
+            manifest={"world_size": ranks.world_size, "seed": seed} | (manifest or {}),
             collector=collector,
             learner=built,
             replay=replay,
