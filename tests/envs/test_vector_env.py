@@ -150,6 +150,16 @@ def test_a_non_finite_action_does_not_reach_physics_and_is_counted(value):
     assert not np.isfinite(action[1, 0])  # the caller's array is left alone
 
 
+def test_great_values_are_no_faults():
+    task = ToyTask(2)
+    task.reset()
+    task.bad_actor[0] = 3e38
+    task.bad_critic[1] = -3e38
+    task.advance(actions(1e30, 0))
+    assert not task.terminated.any()
+    assert task.next_observation["actor"][0, 0] == np.float32(3e38)
+
+
 def test_an_environment_with_two_faults_in_a_step_counts_once():
     task = ToyTask(2)
     task.reset()
@@ -172,6 +182,17 @@ def test_training_goes_on_after_a_fault():
     assert task.observation["actor"][:, 0].tolist() == [3, 2]
     assert task.reward.tolist() == [1.5, 0.5]
     assert not task.terminated.any()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_told_with_the_step_it_came_at(fault, caplog):
+    task = ToyTask(3)
+    task.reset()
+    advance(task, 2)
+    FAULTS[fault](task)
+    with caplog.at_level(logging.WARNING, "unilab_fabric.envs"):
+        advance(task, 1)
+    assert "in environment 1 at step 3 of its episode" in caplog.text
 
 
 def test_a_fault_is_told_once_with_environment_step_and_term(caplog):

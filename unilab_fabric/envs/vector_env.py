@@ -246,11 +246,11 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
 
     def advance(self, action: Array) -> None:
         """One control step of all environments with (N, actions), same-step autoreset included."""
+        self.episode_length += 1
         action = self._finite(action)
         diverged = self._simulate(action)
         if diverged is not None:
             self._fault("Env/physics_diverged", diverged)
-        self.episode_length += 1
         np.greater_equal(self.episode_length, self._time_limit, out=self.truncated)
         self._evaluate()
         if self._term_names:

@@ -18,13 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unilab_fabric.envs import observations, randomization, rewards
-from unilab_fabric.envs.batch import (
-    Rows,
-    Simulations,
-    lever_matrix,
-    point_velocity_b,
-    rotation_matrix,
-)
+from unilab_fabric.envs.batch import Rows, Simulations, lever_matrix, point_velocity_b, rotation_matrix
 from unilab_fabric.envs.commands import Range, VelocityCommands, check_range
 from unilab_fabric.envs.robots import go2
 from unilab_fabric.envs.vector_env import Array, Ids, Mask, TaskEnv, control_steps
@@ -151,7 +145,7 @@ class _Observed:
     def __init__(self, rows: Array) -> None:
         self.rows = rows
         self.angular_velocity = rows[0:3]
-        self.gravity = rows[3:6]
+        self.gravity = rows[3:6]  # projected: R'(0, 0, -1), which does not turn with the heading
         self.joint_offset = rows[6:18]
         self.joint_rate = rows[18:30]
         self.action = rows[30:42]
