@@ -103,6 +103,18 @@ def test_a_second_backward_adds_to_the_gradient(fused):
     torch.testing.assert_close(flat.gradient, 2 * once)
 
 
+def test_two_passes_in_one_graph_add_up(fused):
+    mlp, first, second = network(), normal(8, 13), normal(8, 13, seed=5)
+    flat = mlp.flatten()
+    for x in (first, second):
+        sum(out.float().sum() for out in fused.perceptrons(mlp, [x])).backward()
+    expected = flat.gradient.clone()
+    flat.zero_gradient()
+    outputs = [*fused.perceptrons(mlp, [first]), *fused.perceptrons(mlp, [second])]
+    sum(out.float().sum() for out in outputs).backward()
+    torch.testing.assert_close(flat.gradient, expected)
+
+
 def test_two_passes_before_their_backwards_do_not_mix(fused):
     mlp, first, second = network(), normal(8, 13), normal(8, 13, seed=5)
     flat = mlp.flatten()

@@ -1,9 +1,10 @@
 """The learners' operations on a CPU with the kernels of kernels.c: one autograd node each.
 
 A network runs member by member and layer by layer: one matrix product, then one pass over its result for bias,
-LayerNorm and SiLU together. The leaf that receives the gradient is the flat tensor of all its parameters. In bf16 the
-flat tensor is cast anew in each pass, so there is no copy to keep up to date; gradients of weights are rounded to bf16
-as with autocast, all other gradients and all parameters are float32.
+LayerNorm and SiLU together. A backward pass adds the gradients of parameters to the flat gradient itself, where
+autograd would have put them, and hands autograd those of the inputs. In bf16 the flat tensor is cast anew in each pass,
+so there is no copy to keep up to date; gradients of weights are rounded to bf16 as with autocast, all other gradients
+and all parameters are float32.
 """
 
 from collections.abc import Sequence
@@ -85,7 +86,6 @@ class _Network:
     def __init__(self, kernels: Kernels, mlp: Mlp) -> None:
         self.kernels = kernels
         self.flat = mlp.flat
-        self.gradient = torch.zeros_like(self.flat.values)
         self._cast = self.flat.values.to(kernels.dtype)  # in float32 the flat tensor itself
         self.members = [self._layers(mlp, member) for member in range(mlp.members)]
 
@@ -96,8 +96,8 @@ class _Network:
             _Layer(
                 weight=views[weight].of(self._cast)[member],
                 vectors=[views[name].of(values)[member] for name in vectors],
-                of_weight=views[weight].of(self.gradient)[member],
-                of_vectors=[views[name].of(self.gradient)[member] for name in vectors],
+                of_weight=views[weight].of(self.flat.gradient)[member],
+                of_vectors=[views[name].of(self.flat.gradient)[member] for name in vectors],
             )
             for weight, *vectors in mlp.names_by_layer()
         ]
@@ -121,15 +121,16 @@ class _Network:
         return steps
 
     def backward(self, member: int, steps: Sequence[_Step], grad: Tensor, *, parameters: bool) -> Tensor:
-        """The gradient of the first product, from that of the head's result; fills those of the parameters if asked."""
+        """The gradient of the first product, from that of the head's result; adds those of the parameters if asked."""
         for index in range(len(steps) - 1, -1, -1):
             layer, step = self.members[member][index], steps[index]
             if step.statistics is not None:
-                self.kernels.norm_silu_backward(grad, step.result, layer.vectors, step.statistics, layer.of_vectors)
+                of_vectors = layer.of_vectors if parameters else (None, None, None)
+                self.kernels.norm_silu_backward(grad, step.result, layer.vectors, step.statistics, of_vectors)
             elif parameters:
                 self.kernels.column_sums(grad, layer.of_vectors[0])
             if parameters:
-                layer.of_weight.copy_(weight_gradient(grad, step.inputs))
+                layer.of_weight.add_(weight_gradient(grad, step.inputs))
             if index > 0:
                 grad = input_gradient(grad, layer.weight)
         return grad
@@ -154,7 +155,7 @@ class _Perceptrons(Function):
         for member, grad in enumerate(grads):
             first = network.backward(member, ctx.steps[member], grad.contiguous(), parameters=needs_parameters)
             _add_input_gradients(of_inputs, needs_inputs, ctx.sizes, first, network.members[member][0].weight)
-        return (None, network.gradient if needs_parameters else None, *of_inputs)
+        return (None, None, *of_inputs)
 
 
 def _add_input_gradients(

@@ -78,10 +78,10 @@ static inline float log1p_(float e) {
     return 2.0f * (z * q * p + z);
 }
 
-/* sum = the sum of all parts, in their order. */
+/* Adds all parts to sum, in their order; does nothing if sum is null. */
 static inline void add_parts(float *sum, const float *first, long stride, long width, long parts) {
-    for (long i = 0; i < width; i++) sum[i] = first[i];
-    for (long part = 1; part < parts; part++)
+    if (!sum) return;
+    for (long part = 0; part < parts; part++)
         for (long i = 0; i < width; i++) sum[i] += first[part * stride + i];
 }
 
@@ -131,8 +131,8 @@ void norm_silu(const element *x, const float *bias, const float *scale, const fl
     }
 }
 
-/* Replaces grad, of norm_silu's output, by that of x, and writes the gradients of bias, scale and shift, (width,) each.
- * scratch is (threads, 3 + 2 BLOCK, width). */
+/* Replaces grad, of norm_silu's output, by that of x, and adds to the gradients of bias, scale and shift, (width,)
+ * each, unless they are null. scratch is (threads, 3 + 2 BLOCK, width). */
 void norm_silu_backward(element *grad, const element *x, const float *bias, const float *scale, const float *shift,
                         const float *mean, const float *rstd, float *of_bias, float *of_scale, float *of_shift,
                         float *scratch, long rows, long width, long threads) {
@@ -327,7 +327,7 @@ void expected_value_backward(const float *grad_value, const element *logits, con
     }
 }
 
-/* sums (width,) of the columns of x (rows, width); scratch is (threads, width). */
+/* Adds the sums over the rows of x (rows, width) to sums (width,); scratch is (threads, width). */
 void column_sums(const element *x, float *sums, float *scratch, long rows, long width, long threads) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (long part = 0; part < threads; part++) {

@@ -126,19 +126,19 @@ class Kernels:
         x: Tensor,
         parameters: Sequence[Tensor],
         statistics: Tensor,
-        of_parameters: Sequence[Tensor],
+        of_parameters: Sequence[Tensor | None],
     ) -> None:
-        """Turns `grad` (B, W) of the output into that of x, and fills those of bias, scale and shift (W,).
+        """Turns `grad` (B, W) of the output into that of x, and adds to those of bias, scale and shift (W,) if given.
 
         `parameters` are bias, scale and shift, `statistics` what norm_silu returned.
         """
         rows, width = x.shape
         mean, rstd = statistics.data_ptr(), statistics.data_ptr() + 4 * rows
-        arguments: list[Tensor | float | int] = [grad, x, *parameters, mean, rstd, *of_parameters]
+        arguments: list[Tensor | float | int | None] = [grad, x, *parameters, mean, rstd, *of_parameters]
         self._run("norm_silu_backward", arguments, scratch=(3 + 2 * BLOCK) * width, sizes=(rows, width))
 
     def column_sums(self, x: Tensor, sums: Tensor) -> None:
-        """Fills `sums` (W,) with the sums over the rows of x (B, W)."""
+        """Adds the sums over the rows of x (B, W) to `sums` (W,)."""
         rows, width = x.shape
         self._run("column_sums", (x, sums), scratch=width, sizes=(rows, width))
 
@@ -198,7 +198,7 @@ class Kernels:
         return grad_head
 
     def _run(
-        self, name: str, arguments: Sequence[Tensor | float | int], *, sizes: Sequence[int], scratch: int = 0
+        self, name: str, arguments: Sequence[Tensor | float | int | None], *, sizes: Sequence[int], scratch: int = 0
     ) -> None:
         """Calls a function with `arguments`, `scratch` floats for each thread if any, the sizes and the threads."""
         threads = torch.get_num_threads()

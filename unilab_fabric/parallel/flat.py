@@ -65,6 +65,7 @@ class FlatParameters:
             parameter.data = view.of(self.values)
             parameter.grad = view.of(self.gradient)
         self._leaves = [self.leaf, *parameters.values()]
+        self.check_views()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
