@@ -172,6 +172,14 @@ def test_a_value_that_is_not_finite_reaches_outputs_and_gradients(fused, bad):
     assert not flat.gradient.isfinite().all()
 
 
+def test_not_a_number_survives_rounding_to_bf16_whatever_its_payload(fused):
+    mlp = network()
+    mlp.norms[-1].bias.data.view(torch.int32).fill_(0x7FFFFFFF)  # rounding alone would carry into the sign: -0
+    mlp.flatten()
+    with torch.no_grad():
+        assert all(out.isnan().all() for out in fused.perceptrons(mlp, [normal(8, 13)]))
+
+
 # The other operations
 
 
