@@ -23,18 +23,21 @@ PANELS = [("planar_error", "planar velocity error [m/s]", 0.2), ("yaw_error", "y
 PANELS += [("fell", "share of episodes that fell", 0.02)]
 
 
-def judge(run: Path) -> list[dict[str, float]]:
-    """One row for each checkpoint: seconds of training, environment steps, the three errors."""
-    rows = []
+def judge(run: Path, known: list[dict[str, float]]) -> list[dict[str, float]]:
+    """One row for each checkpoint: seconds of training, environment steps, the three errors; keeps `known` rows."""
+    rows = list(known)
+    done = {row["env_steps"] for row in known}
     for path in whole_checkpoints(run):
         manifest = read_manifest(path)
+        if manifest["env_steps"] in done:
+            continue
         figures = evaluate(path, episodes=128, episode_s=10.0, physics="faithful", seed=1)["figures"]
         rows.append(
             {"train_s": manifest["train_s"], "env_steps": manifest["env_steps"]}
             | {name: figures[name]["mean"] for name, _, _ in PANELS}
         )
         print(f"{run.name}: " + ", ".join(f"{name} {value:.4g}" for name, value in rows[-1].items()), flush=True)
-    return rows
+    return sorted(rows, key=lambda row: row["env_steps"])
 
 
 def draw(curves: dict[str, list[dict[str, float]]], out: Path) -> None:
@@ -50,13 +53,16 @@ def draw(curves: dict[str, list[dict[str, float]]], out: Path) -> None:
 
 
 def main() -> None:
-    """Evaluates, draws, and keeps the figures beside the picture."""
+    """Evaluates what the figures beside the picture do not hold yet, and draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    curves = {run.name: judge(run) for run in options.runs}
-    options.out.with_suffix(".json").write_text(json.dumps(curves, indent=1) + "\n")
+    figures = options.out.with_suffix(".json")
+    curves = json.loads(figures.read_text()) if figures.exists() else {}
+    for run in options.runs:
+        curves[run.name] = judge(run, curves.get(run.name, []))
+        figures.write_text(json.dumps(curves, indent=1) + "\n")
     draw(curves, options.out)
 
 
