@@ -30,7 +30,8 @@ class RanksStrategy(DDPStrategy):
 
 def open_fabric(topology: Topology, timeout_s: float) -> Fabric:
     """Fabric for this rank, launched: with one rank no process group, with more NCCL on CUDA and gloo on the CPU."""
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # our banner has said it
+    for package in ("lightning.fabric", "lightning.pytorch"):  # our banner has said what they would say
+        logging.getLogger(package).setLevel(logging.WARNING)
     devices = list(topology.devices) if topology.accelerator == "cuda" else len(topology.devices)
     if topology.world_size == 1:
         return Fabric(accelerator=topology.accelerator, devices=devices)
