@@ -35,7 +35,7 @@ def train_rank(config: RunConfig, topology: Topology, folder: Path, collector: C
     with _StopOnSignal(runner):
         try:
             runner.run()
-        except BaseException:
+        except BaseException:  # a second Ctrl+C too: whatever ends the run, its summary says so
             hooks.on_end(runner, "failed")
             raise
     hooks.on_end(runner, "stopped" if runner.stop_code else "completed")
