@@ -106,7 +106,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
     torch.save({"learner": Hostile(target)}, path / "replicated.pt")
     with pytest.raises(UserError, match="it cannot be read"):
         read_state(path, "replicated.pt")
-    (path / "replicated.pt").write_bytes(pickle.dumps(Hostile(target)))
+    (path / "replicated.pt").write_bytes(pickle.dumps(Hostile(target), protocol=2))
     with pytest.raises(UserError, match="it cannot be read"):
         read_state(path, "replicated.pt")
     assert not target.exists()
