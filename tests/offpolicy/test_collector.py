@@ -50,7 +50,7 @@ def walk(collector, ticks, first=0):
         slot = collector.wait_filled(tick)
         yield tick, {name: getattr(slot, name).copy() for name in ("actor", "action", "reward", "terminated", "ended")}
         collector.next_slot(tick).action[:] = 0.001 * tick
-        collector.release(tick)
+        collector.release()
 
 
 def test_a_slot_holds_the_observation_and_the_transition_that_led_to_it(start):

@@ -1,6 +1,5 @@
 """Writes every report to a Lightning logger."""
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from lightning.fabric.loggers.logger import Logger
 from typing_extensions import override
 
-from unilab_fabric.config import ClassConfig
+from unilab_fabric.config import ClassConfig, section_class
 from unilab_fabric.hooks.hook import Hook, Run
 
 
@@ -29,8 +28,7 @@ class MetricsLogger(Hook):
 
 def build_logger(config: ClassConfig, folder: Path) -> Logger:
     """The configured logger; where it has a place for files and the configuration names none, the run folder."""
-    module, name = config.class_path.rsplit(".", 1)
-    logger_class = getattr(importlib.import_module(module), name)
+    logger_class = section_class("logger", config.class_path)
     arguments = dict(config.init_args)
     parameters = inspect.signature(logger_class).parameters
     for place in ("root_dir", "save_dir"):

@@ -16,7 +16,7 @@ from unilab_fabric.checkpoints import envs_to_resume
 from unilab_fabric.config import RunConfig, load_run_config, save_run_config
 from unilab_fabric.errors import PeerLost
 from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, Topology, resolve_topology
-from unilab_fabric.launch.preflight import Plan, banner
+from unilab_fabric.launch.preflight import Plan, banner, library_variables
 from unilab_fabric.launch.supervisor import RankFailed, Supervisor
 from unilab_fabric.lifeline import die_with_parent
 from unilab_fabric.offpolicy.collector import Collector, CollectorConfig
@@ -76,9 +76,7 @@ def _run_rank(config: RunConfig, topology: Topology, folder: Path, supervisor: S
 
     if topology.pinned:
         os.sched_setaffinity(0, topology.learner_cpus[topology.local_rank])
-    os.environ["OMP_NUM_THREADS"] = str(topology.learner_threads)  # read when torch is loaded
-    if topology.accelerator == "cuda" and config.training.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    os.environ.update(library_variables(topology, config.training.deterministic))  # read when torch is loaded
     collector = Collector(
         _collector_config(config, topology), rank=topology.rank, deadline_s=config.training.stall_timeout_s
     )

@@ -150,13 +150,19 @@ def replay_bytes(ticks: int, spec: TaskSpec) -> int:
     return (ticks + 1) * spec.num_envs * row
 
 
+def library_variables(topology: Topology, deterministic: bool) -> dict[str, str]:
+    """What each rank sets for the libraries it loads afterwards."""
+    variables = {"OMP_NUM_THREADS": str(topology.learner_threads)}
+    if topology.accelerator == "cuda" and deterministic:
+        variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses to be deterministic
+    return variables
+
+
 def variables_we_set(
     topology: Topology, deterministic: bool, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Environment variables that a run sets, with the range of values where they differ by rank."""
-    variables = {"OMP_NUM_THREADS": str(topology.learner_threads)}
-    if topology.accelerator == "cuda" and deterministic:
-        variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses to be deterministic
+    variables = library_variables(topology, deterministic)
     if topology.started_by == "us" and topology.world_size > 1:
         each = f"0..{topology.world_size - 1}"
         variables |= {

@@ -61,12 +61,10 @@ class Supervisor:
                 self._processes[rank] = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environments[rank]
                 )
-        self._thread: threading.Thread | None = None
 
     def watch(self, on_failure: Callable[[RankFailed], None]) -> None:
         """From now on a rank's failure ends the job: the others are ended, `on_failure` runs, this process exits."""
-        self._thread = threading.Thread(target=self._watch, args=(on_failure,), name="supervisor", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._watch, args=(on_failure,), name="supervisor", daemon=True).start()
 
     def failure(self, within_s: float = 0.0) -> RankFailed | None:
         """The first failure of a rank, waiting up to `within_s` [s] for one to show."""
@@ -101,9 +99,7 @@ class Supervisor:
         deadline = time.monotonic() + _ASK_S
         while self._running() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        for process in self._running():
-            process.kill()
-            process.wait()
+        self._kill()
 
     def _watch(self, on_failure: Callable[[RankFailed], None]) -> None:
         while not self._over.wait(_POLL_S):

@@ -101,8 +101,8 @@ class Collector:
             self._filled = tick
         return self._slots[tick % NUM_SLOTS]
 
-    def release(self, tick: int) -> None:
-        """Lets the collector take step `tick`; its action stands in `next_slot(tick)`."""
+    def release(self) -> None:
+        """Lets the collector take the next step; its action stands in `next_slot`."""
         try:
             self._channel.signal()
         except PeerGone as error:

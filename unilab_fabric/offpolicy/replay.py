@@ -85,13 +85,13 @@ class Replay:
     def sample(self, batch_size: int) -> Batch:
         """Transitions drawn uniformly with replacement; n-step windows end at the first end of an episode."""
         tick = self._draw(batch_size, self._starts)
-        env = (torch.rand(batch_size, device=self.device, generator=self.generator) * self._n).long()
+        env = self._draw(batch_size, self._n)
         position = (self._first_position + tick) % self._length
-        rows = self._rows.flatten(0, 1)
+        rows, finals = self._rows.flatten(0, 1), self._final_index.flatten()
         row = rows.index_select(0, position * self._n + env)
         actor, critic, action, reward, terminated = (row[:, columns] for columns in self._columns)
         total, flag = reward.squeeze(1), terminated.squeeze(1)
-        final = self._final_index.flatten().index_select(0, position * self._n + env)
+        final = finals.index_select(0, position * self._n + env)
         discount = torch.full_like(total, self._discount)
         for _ in range(1, self.n_step):
             going = final < 0
@@ -100,7 +100,7 @@ class Replay:
             step_reward, step_terminated = row[:, self._columns[3]].squeeze(1), row[:, self._columns[4]].squeeze(1)
             total = torch.where(going, total + discount * step_reward, total)
             flag = torch.where(going, step_terminated, flag)
-            final = torch.where(going, self._final_index.flatten().index_select(0, position * self._n + env), final)
+            final = torch.where(going, finals.index_select(0, position * self._n + env), final)
             discount = torch.where(going, discount * self._discount, discount)
         following = (position + 1) % self._length * self._n + env
         after = rows[:, : self._observation].index_select(0, following)
@@ -144,8 +144,8 @@ class Replay:
             self._finals_of_tick[tick % self._length] = count
         self._publish()
 
-    def _draw(self, count: int, below: Tensor) -> Tensor:
-        """Uniform integers in [0, below), (count,); `below` stays on the device."""
+    def _draw(self, count: int, below: Tensor | int) -> Tensor:
+        """Uniform integers in [0, below), (count,); a tensor `below` stays on the device."""
         return (torch.rand(count, device=self.device, generator=self.generator) * below).long()
 
     def _store_observation(self, slot: Slot) -> None:

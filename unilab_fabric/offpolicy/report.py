@@ -71,11 +71,10 @@ class Reporter:
                 list(self.phase_s.values()),
             ]
         )
-        learner = self._learner.metrics.double()
+        learner = self._learner.metrics
         vector = torch.cat([torch.from_numpy(own).to(learner.device), learner.flatten()])
         rows = self._ranks.gather(vector).cpu().numpy()
         learner.zero_()
-        self._learner.metrics.zero_()
         self.totals[:] = 0.0
         self.phase_s = dict.fromkeys(PHASES, 0.0)
         self._ticks = self._env_steps = self._updates = 0

@@ -26,6 +26,7 @@ from unilab_fabric.offpolicy.collector import Collector
 from unilab_fabric.offpolicy.cycle import Cycle
 from unilab_fabric.offpolicy.replay import Replay
 from unilab_fabric.offpolicy.report import Reporter, tensor_of
+from unilab_fabric.offpolicy.slots import Slot
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.parallel.replica import check_replicas
 
@@ -110,10 +111,10 @@ class OffPolicyRunner:
         with self._timed("act"):
             action = self._learner.act(torch.from_numpy(filled.actor).to(self._replay.device, copy=True))
             torch.from_numpy(self._collector.next_slot(self.tick).action).copy_(action)
-            self._collector.release(self.tick)  # physics runs from here ...
+            self._collector.release()  # physics runs from here ...
         with self._timed("update"):
             updates = self._cycle.run()  # ... while we learn from what came before
-        self._count(filled.totals, filled.collector_s, updates)
+        self._count(filled, updates)
         self.tick += 1
         if self.first_tick_at is None:
             self.first_tick_at = time.time()
@@ -147,10 +148,10 @@ class OffPolicyRunner:
     def _due(self, every: int) -> bool:
         return every > 0 and self.tick % every == 0
 
-    def _count(self, totals: Any, collector_s: Any, updates: int) -> None:
-        self._reporter.totals += totals
-        self._reporter.phase_s["physics"] += collector_s[0]
-        self._reporter.phase_s["collector_wait"] += collector_s[1]
+    def _count(self, filled: Slot, updates: int) -> None:
+        self._reporter.totals += filled.totals
+        self._reporter.phase_s["physics"] += filled.collector_s[0]
+        self._reporter.phase_s["collector_wait"] += filled.collector_s[1]
         self._reporter.count_tick(self.env_steps_per_tick // self._ranks.world_size, updates)
         self.env_steps += self.env_steps_per_tick
 
