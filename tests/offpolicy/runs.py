@@ -6,11 +6,8 @@ from unilab_fabric.checkpoints import envs_to_resume
 from unilab_fabric.config import CheckpointConfig, TrainingConfig
 from unilab_fabric.hooks.hook import Hook, Hooks
 from unilab_fabric.learners.fast_sac.config import FastSAC
+from unilab_fabric.offpolicy.assemble import assemble
 from unilab_fabric.offpolicy.collector import Collector, CollectorConfig
-from unilab_fabric.offpolicy.cycle import Cycle
-from unilab_fabric.offpolicy.replay import Replay
-from unilab_fabric.offpolicy.report import Reporter
-from unilab_fabric.offpolicy.runner import OffPolicyRunner
 from unilab_fabric.parallel.reduce import Ranks
 
 SMALL = FastSAC(
@@ -67,39 +64,20 @@ def run(
         deadline_s=60,
     )
     try:
-        spec = collector.connect()
-        device = torch.device("cpu")
-        built = learner.build(
-            spec,
-            device=device,
-            precision="32-true",
-            ranks=ranks,
-            seed=seed + ranks.rank,
-            total_updates=ticks * learner.updates_per_tick,
-        )
-        replay = Replay(
-            spec,
-            ticks=learner.replay_ticks,
-            n_step=learner.n_step,
-            discount=learner.discount,
-            device=device,
-            seed=seed + ranks.rank,
-        )
-        training = TrainingConfig(
-            max_env_steps=ticks * spec.num_envs * ranks.world_size,
-            log_every=log_every,
-            replica_check_every=replica_check_every,
-        )
-        runner = OffPolicyRunner(
+        runner = assemble(
+            learner,
+            collector,
             folder=folder,
-            training=training,
+            training=TrainingConfig(
+                max_env_steps=ticks * init_args["num_envs"] * ranks.world_size,
+                log_every=log_every,
+                replica_check_every=replica_check_every,
+            ),
             checkpoint=checkpoint or CheckpointConfig(every=0),
-            manifest={"world_size": ranks.world_size, "seed": seed} | (manifest or {}),
-            collector=collector,
-            learner=built,
-            replay=replay,
-            cycle=Cycle(built, replay, learning_starts=learner.learning_starts),
-            reporter=Reporter(spec.metrics, built, ranks),
+            manifest=manifest or {"config": {}},
+            seed=seed,
+            precision="32-true",
+            device=torch.device("cpu"),
             ranks=ranks,
             hooks=Hooks([*hooks, StopAt(until)]),
         )

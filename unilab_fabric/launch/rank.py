@@ -15,10 +15,8 @@ from unilab_fabric.hooks.summary import Summary
 from unilab_fabric.launch.devices import Topology
 from unilab_fabric.launch.strategy import open_fabric
 from unilab_fabric.learners.precision import resolve_precision
+from unilab_fabric.offpolicy.assemble import assemble
 from unilab_fabric.offpolicy.collector import Collector
-from unilab_fabric.offpolicy.cycle import Cycle
-from unilab_fabric.offpolicy.replay import Replay
-from unilab_fabric.offpolicy.report import Reporter
 from unilab_fabric.offpolicy.runner import OffPolicyRunner
 from unilab_fabric.parallel.reduce import Ranks
 
@@ -52,38 +50,17 @@ def _build(
     device: torch.device,
     started_at: float,
 ) -> tuple[OffPolicyRunner, Hooks]:
-    settings = build_learner_config(config.learner)
-    spec = collector.connect()
-    settings.check(spec.num_envs)
-    seed = config.seed + ranks.rank
-    ticks = -(-config.training.max_env_steps // (spec.num_envs * ranks.world_size))
-    learner = settings.build(
-        spec,
-        device=device,
-        precision=resolve_precision(device.type) if config.training.precision == "auto" else config.training.precision,
-        ranks=ranks,
-        seed=seed,
-        total_updates=max(1, ticks - settings.learning_starts) * settings.updates_per_tick,
-    )
-    replay = Replay(
-        spec,
-        ticks=settings.replay_ticks,
-        n_step=settings.n_step,
-        discount=settings.discount,
-        device=device,
-        seed=seed,
-    )
     hooks = Hooks(_rank_zero_hooks(config, topology, folder, started_at) if ranks.rank == 0 else [])
-    runner = OffPolicyRunner(
+    runner = assemble(
+        build_learner_config(config.learner),
+        collector,
         folder=folder,
         training=config.training,
         checkpoint=config.checkpoint,
-        manifest={"world_size": ranks.world_size, "seed": config.seed, "config": to_plain(config)},
-        collector=collector,
-        learner=learner,
-        replay=replay,
-        cycle=Cycle(learner, replay, learning_starts=settings.learning_starts),
-        reporter=Reporter(spec.metrics, learner, ranks),
+        manifest={"config": to_plain(config)},
+        seed=config.seed,
+        precision=resolve_precision(device.type) if config.training.precision == "auto" else config.training.precision,
+        device=device,
         ranks=ranks,
         hooks=hooks,
     )
