@@ -257,7 +257,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_both():
 def broadcast_state(ranks, settings, task):
     learner = build(settings, task, seed=ranks.rank, ranks=ranks)
     for tensor in learner.replicated.values():
-        ranks.broadcast_(tensor)
+        ranks.broadcast_(tensor, "state")
     return dict(learner.replicated), learner.policy()(torch.ones(1, 6)), learner.act(torch.ones(1, 6))
 
 

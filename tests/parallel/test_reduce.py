@@ -7,10 +7,10 @@ from unilab_fabric.parallel.reduce import Ranks
 
 def collectives(ranks, own):
     mean, total, first = own.clone(), own.clone(), own.clone()
-    ranks.mean_(mean)
-    ranks.sum_(total)
-    ranks.broadcast_(first)
-    return mean, total, first, ranks.gather(own)
+    ranks.mean_(mean, "a")
+    ranks.sum_(total, "b")
+    ranks.broadcast_(first, "c")
+    return mean, total, first, ranks.gather(own, "d")
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -28,7 +28,7 @@ def test_mean_sum_broadcast_and_gather_over_processes(world_size):
 
 def message_for_a_column(ranks):
     try:
-        ranks.sum_(torch.zeros(4, 4)[:, 0])
+        ranks.sum_(torch.zeros(4, 4)[:, 0], "a column")
     except ValueError as error:
         return str(error)
     return None

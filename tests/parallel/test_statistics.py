@@ -41,7 +41,7 @@ def gather_and_merge(ranks, data):
     for rows in data:
         gathered = torch.zeros(ranks.world_size, 2, 3)
         gathered[ranks.rank] = batch_moments(rows)
-        ranks.mean_(gathered)
+        ranks.mean_(gathered, "moments")
         normaliser.merge(gathered * ranks.world_size, len(rows), KEEP)
     return normaliser.replicated("n")
 

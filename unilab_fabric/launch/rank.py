@@ -37,7 +37,7 @@ def train_rank(config: RunConfig, topology: Topology, folder: Path, collector: C
             hooks.on_end(runner, "failed")
             raise
     hooks.on_end(runner, "stopped" if runner.stop_code else "completed")
-    ranks.barrier()
+    ranks.barrier("end of the run")
     return 128 + runner.stop_code if runner.stop_code > 1 and ranks.rank == 0 else 0
 
 

@@ -8,6 +8,7 @@ import torch
 from unilab_fabric.config import CheckpointConfig, TrainingConfig
 from unilab_fabric.hooks.hook import Hooks
 from unilab_fabric.learners.learner import OffPolicyConfig
+from unilab_fabric.offpolicy.checkpoints import RunCheckpoints
 from unilab_fabric.offpolicy.collector import Collector
 from unilab_fabric.offpolicy.cycle import Cycle
 from unilab_fabric.offpolicy.replay import Replay
@@ -52,16 +53,28 @@ def assemble(
         device=device,
         seed=seed + ranks.rank,
     )
-    return OffPolicyRunner(
+    cycle = Cycle(learner, replay, learning_starts=settings.learning_starts)
+    reporter = Reporter(spec.metrics, learner, ranks)
+    checkpoints = RunCheckpoints(
         folder=folder,
-        training=training,
-        checkpoint=checkpoint,
+        settings=checkpoint,
         manifest={"world_size": ranks.world_size, "seed": seed, **manifest},
         collector=collector,
         learner=learner,
         replay=replay,
-        cycle=Cycle(learner, replay, learning_starts=settings.learning_starts),
-        reporter=Reporter(spec.metrics, learner, ranks),
+        cycle=cycle,
+        reporter=reporter,
+        ranks=ranks,
+    )
+    return OffPolicyRunner(
+        folder=folder,
+        training=training,
+        checkpoints=checkpoints,
+        collector=collector,
+        learner=learner,
+        replay=replay,
+        cycle=cycle,
+        reporter=reporter,
         ranks=ranks,
         hooks=hooks,
     )

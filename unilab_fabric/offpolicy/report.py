@@ -73,7 +73,7 @@ class Reporter:
         )
         learner = self._learner.metrics
         vector = torch.cat([torch.from_numpy(own).to(learner.device), learner.flatten()])
-        rows = self._ranks.gather(vector).cpu().numpy()
+        rows = self._ranks.gather(vector, "report").cpu().numpy()
         learner.zero_()
         self.totals[:] = 0.0
         self.phase_s = dict.fromkeys(PHASES, 0.0)

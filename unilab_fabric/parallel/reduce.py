@@ -1,4 +1,7 @@
-"""The mean and the sum over ranks; alone, each does nothing."""
+"""What the ranks do together: mean, sum, broadcast, gather, barrier; alone, each does nothing.
+
+Every call has a name, by which errors speak of it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,38 +25,38 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
 
-    def mean_(self, buffer: Tensor) -> None:
+    def mean_(self, buffer: Tensor, name: str) -> None:
         """Replaces a contiguous float buffer by its mean over ranks, the same bits on every rank."""
         if self.world_size == 1:
             return
-        self.sum_(buffer)
+        self.sum_(buffer, name)
         buffer.div_(self.world_size)
 
-    def sum_(self, buffer: Tensor) -> None:
+    def sum_(self, buffer: Tensor, name: str) -> None:
         """Replaces a contiguous buffer by its sum over ranks."""
         if self.world_size == 1:
             return
         if not buffer.is_contiguous():
             raise ValueError(f"a collective needs a contiguous buffer, not strides {buffer.stride()}")
-        self._together("all_reduce", dist.all_reduce, buffer)
+        self._together(f"all_reduce of {name}", dist.all_reduce, buffer)
 
-    def broadcast_(self, buffer: Tensor) -> None:
+    def broadcast_(self, buffer: Tensor, name: str) -> None:
         """Replaces a contiguous buffer by rank 0's."""
         if self.world_size > 1:
-            self._together("broadcast", dist.broadcast, buffer, 0)
+            self._together(f"broadcast of {name}", dist.broadcast, buffer, 0)
 
-    def gather(self, row: Tensor) -> Tensor:
+    def gather(self, row: Tensor, name: str) -> Tensor:
         """Stacks one contiguous tensor of every rank: (world_size, *row.shape)."""
         if self.world_size == 1:
             return row.unsqueeze(0)
         rows = [torch.empty_like(row) for _ in range(self.world_size)]
-        self._together("all_gather", dist.all_gather, rows, row)
+        self._together(f"all_gather of {name}", dist.all_gather, rows, row)
         return torch.stack(rows)
 
-    def barrier(self) -> None:
+    def barrier(self, name: str) -> None:
         """Waits for all ranks."""
         if self.world_size > 1:
-            self._together("barrier", dist.barrier)
+            self._together(f"barrier {name}", dist.barrier)
 
     def _together(self, name: str, collective: Callable[..., Any], *arguments: Any) -> None:
         """Runs a collective. Raises PeerLost, naming it, where it cannot finish."""

@@ -34,7 +34,7 @@ def check_replicas(state: Mapping[str, Tensor], ranks: Ranks, tick: int) -> None
     """
     if ranks.world_size == 1:
         return
-    sums = ranks.gather(checksum(state)).cpu()
+    sums = ranks.gather(checksum(state), "checksums").cpu()
     differs = (sums != sums[0]).any(-1)
     problems = []
     for group, name in enumerate(state):

@@ -173,7 +173,7 @@ class FastSACLearner:
         self._temperature_gradient.copy_(temperature_gradient(next_log_prob, temperature, self._target_entropy))
         if first_of_tick and self._moments is not None:
             self._moments.write([batch.actor, batch.critic])
-        self.ranks.mean_(self.critic_flat.reduced)
+        self.ranks.mean_(self.critic_flat.reduced, "critic gradient")
 
         norm = self.critic_flat.clip_norm_(self.config.max_grad_norm)
         # one verdict for all that was reduced together, from the reduced values: the same on every rank
@@ -197,7 +197,7 @@ class FastSACLearner:
 
         self.actor_flat.zero_gradient()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.ranks.mean_(self.actor_flat.reduced)
+        self.ranks.mean_(self.actor_flat.reduced, "actor gradient")
 
         norm = self.actor_flat.clip_norm_(self.config.max_grad_norm)
         kept = norm < math.inf
