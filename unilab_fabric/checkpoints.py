@@ -176,6 +176,12 @@ def prune(run_folder: Path, keep: set[Path]) -> None:
             shutil.rmtree(doomed)
 
 
+def sweep(run_folder: Path) -> None:
+    """Removes what a writer left that was killed or could not go on; call it when nobody writes."""
+    for path in (run_folder / "checkpoints").glob(f"*{_TEMPORARY}"):
+        shutil.rmtree(path)
+
+
 def refuse_unsafe(name: str, value: object) -> None:
     """Raises TypeError, naming the place, for anything that `weights_only=True` would not read back."""
     import torch

@@ -7,6 +7,7 @@ import inspect
 import json
 import platform
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse([problem])
     except UserErrors as several:
         return _refuse(several.problems)
+    except KeyboardInterrupt:  # before a run has begun there is nothing to end in good order
+        return 128 + signal.SIGINT
 
 
 def fit(tokens: Sequence[str]) -> int:

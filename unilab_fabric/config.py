@@ -54,6 +54,8 @@ class TrainingConfig:
     """Ticks between two reports of metrics."""
     replica_check_every: int = 500
     """Ticks between two comparisons of the replicated state of all ranks; 0 never compares."""
+    max_skipped_updates: int = 200
+    """Optimiser steps in a row that may be left out for a non-finite gradient before the job ends with an error."""
     collector_cpus: list[list[int]] | None = None
     """CPU cores of each rank's collector, one list per rank of this machine; null splits the allowed cores."""
     deterministic: bool = False
@@ -61,15 +63,27 @@ class TrainingConfig:
     CPU a run repeats bit for bit either way."""
     stall_timeout_s: float = 120.0
     """Seconds [s] a rank waits for its collector or for another rank before the job ends with an error."""
+    pause_timeout_s: float = 3600.0
+    """Seconds [s] the ranks wait for one that is inside a hook or compiles its kernels before the job ends with an
+    error; a line says for whom they wait."""
+    debug_collectives: bool = False
+    """Compare what the ranks are about to do before every collective, and name the call sites if it differs; slow."""
 
     def __post_init__(self) -> None:
-        for name, least in [("max_env_steps", 1), ("num_nodes", 1), ("log_every", 1), ("replica_check_every", 0)]:
+        for name, least in [
+            ("max_env_steps", 1),
+            ("num_nodes", 1),
+            ("log_every", 1),
+            ("replica_check_every", 0),
+            ("max_skipped_updates", 1),
+        ]:
             if getattr(self, name) < least:
                 raise UserError(f"training.{name}", getattr(self, name), f"allowed: {least} or more")
         if self.run_name is not None and (not self.run_name or "/" in self.run_name or self.run_name in (".", "..")):
             raise UserError("training.run_name", self.run_name, "allowed: the name of a folder, without a path")
-        if not self.stall_timeout_s > 0:
-            raise UserError("training.stall_timeout_s", self.stall_timeout_s, "allowed: more than 0 seconds")
+        for name in ("stall_timeout_s", "pause_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"training.{name}", getattr(self, name), "allowed: more than 0 seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,14 @@ class PeerLost(RuntimeError):
     """A collective could not finish, as a rule because another rank has ended; what ended it is told there."""
 
 
+class PeerStalled(RuntimeError):
+    """A rank did not arrive at a collective in time."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known names, the nearest first: text for the `allowed` part of an error about a name."""
     names = sorted(set(known))

@@ -45,7 +45,7 @@ def test_updates_follow_a_plain_float64_implementation(settings, task, kernels):
         learner.update(transitions, index)
         plain.update(transitions, index)
     assert_close(learner, plain, 2e-5)
-    assert learner.skipped_updates().item() == 0
+    assert learner.skipped.read().total == 0
 
 
 def test_symmetry_learns_from_reflected_transitions():
@@ -247,11 +247,33 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_both():
     states = run_ranks(parameters_after, [(settings, task, batches, (1, 2)) for batches in own])
     assert_equal_bits(states)
     assert states[0]["skipped_updates"].item() == 1
+    assert states[0]["skipped_updates/in_row"].tolist() == [1, 0]  # of critic and actor
     assert states[0]["critic/step"].item() == 2
     assert all(tensor.isfinite().all() for tensor in states[0].values())
     before = run_ranks(parameters_after, [(settings, task, batches[:2]) for batches in own])
     for name in ("critic", "target_critic", "log_temperature", "critic/exp_avg", "critic/normaliser/mean"):
         assert torch.equal(states[0][name], before[0][name])
+
+
+def skips_after(ranks, settings, task, batches, bad):
+    learner = build(settings, task, ranks=ranks)
+    for index, one in enumerate(batches):
+        learner.update(poisoned(one) if index in bad else one, index)
+    return learner.skipped.read()
+
+
+def poisoned(one):
+    return dataclasses.replace(one, reward=one.reward * torch.nan)
+
+
+def test_all_ranks_know_whose_gradient_it_was_and_how_many_steps_in_a_row():
+    task, settings = spec(), config()
+    batches = [batch(task, seed=index) for index in range(4)]
+    first, second = run_ranks(skips_after, [(settings, task, batches, ()), (settings, task, batches, (2, 3))])
+    assert first == second
+    assert first.total == 2
+    assert first.in_row == {"critic": 2, "actor": 0}
+    assert first.by_rank == {"critic": [0, 2], "actor": [0, 0]}
 
 
 def broadcast_state(ranks, settings, task):

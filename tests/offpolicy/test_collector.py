@@ -3,12 +3,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from unilab_fabric.offpolicy.collector import Collector, CollectorConfig, CollectorFailed
-from unilab_fabric.offpolicy.slots import Stalled
 
 COUNTING = "tests.offpolicy.counting.CountingEnv"
 
@@ -101,8 +101,18 @@ def test_a_wait_has_a_deadline_and_says_what_it_waited_for(start):
     collector = start(deadline_s=2.0)
     collector.connect()
     collector.wait_filled(0)
-    with pytest.raises(Stalled, match="did not fill the slot of tick 1 within 2 s"):
+    with pytest.raises(CollectorFailed, match=r"rank 0: collector .* did not fill the slot of tick 1 within 2 s$"):
         collector.wait_filled(1)  # never released
+
+
+def test_a_stopped_collector_is_named_as_such(start):
+    collector = start(deadline_s=2.0)
+    collector.connect()
+    os.kill(collector.pid, signal.SIGSTOP)
+    collector.wait_filled(0)
+    collector.release()
+    with pytest.raises(CollectorFailed, match="within 2 s; it is stopped"):
+        collector.wait_filled(1)
 
 
 def test_a_collector_ends_with_the_process_that_started_it():
@@ -124,11 +134,38 @@ def test_a_collector_ends_with_the_process_that_started_it():
             parent.kill()
 
 
-def test_ctrl_c_leaves_the_collector_to_its_rank(start):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_collector_is_left_to_its_rank(start, number):
     collector = start()
     collector.connect()
-    os.kill(collector.pid, signal.SIGINT)
-    assert len(list(walk(collector, 5))) == 5
+    list(walk(collector, 2))
+    os.kill(collector.pid, number)
+    os.kill(collector.pid, number)
+    list(walk(collector, 5, first=2))
+    assert collector.wait_filled(7).stop[0] == number
+
+
+def test_a_signal_while_the_environments_are_made_is_not_lost(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+    collector = start("tests.system.tasks.Held", hold="starting", hold_s=1.0)
+    time.sleep(0.5)  # the interpreter is up, and its handlers stand
+    os.kill(collector.pid, signal.SIGTERM)
+    collector.connect()
+    assert collector.wait_filled(0).stop[0] == signal.SIGTERM
+
+
+def test_what_stopped_a_run_does_not_stop_the_resumed_one(start, tmp_path):
+    task = "unilab_fabric.envs.tasks.cartpole.CartpoleSwingup"
+    first = start(task, num_envs=2)
+    first.connect()
+    os.kill(first.pid, signal.SIGTERM)
+    list(walk(first, 2))
+    slot = first.save_state(tmp_path / "envs.npz", 2)
+    resumed = start(task, num_envs=2, state_file=str(tmp_path / "envs.npz"))
+    resumed.connect()
+    resumed.resume_at(2, slot)
+    assert resumed.wait_filled(2).stop[0] == 0
 
 
 def test_closing_ends_the_process(start):

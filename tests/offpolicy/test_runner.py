@@ -85,8 +85,8 @@ def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path, monkeypatch):
 
     original = Reporter.report
 
-    def scored(self, stop_code):
-        report = original(self, stop_code)
+    def scored(self):
+        report = original(self)
         report.metrics["Train/mean_reward"] = next(scores)
         return report
 

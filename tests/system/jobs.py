@@ -28,13 +28,13 @@ ENDLESS = "--training.max_env_steps=1_000_000_000"
 class Job:
     """`fit` in a folder; use it as a context, so that nothing outlives the test."""
 
-    def __init__(self, folder, *arguments, environment=None):
+    def __init__(self, folder, *arguments, environment=None, wrapper=()):
         self.folder = folder
         self.run = folder / "runs" / "run"
         self.output = folder / "output.txt"
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "unilab_fabric", "fit", *SMALL, *arguments],
+                [*wrapper, sys.executable, "-m", "unilab_fabric", "fit", *SMALL, *arguments],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -48,7 +48,7 @@ class Job:
         return self
 
     def __exit__(self, *_):
-        for pid in self._seen | {self.process.pid}:
+        for pid in self._seen | {self.process.pid} | working_in(self.folder):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
@@ -75,23 +75,45 @@ class Job:
             time.sleep(0.05)
 
     def processes(self):
-        """Process ids by name: rank 0, collector 0, rank 1, collector 1, as far as they live."""
-        found = {"rank 0": self.process.pid}
+        """Process ids by name: launcher, rank 0, collector 0, rank 1, ..., as far as they live.
+
+        A job of one rank has no launcher: the command is the rank.
+        """
+        ranks = {self.process.pid: "rank 0"}
         for pid in children(self.process.pid):
-            words = command(pid)
-            if "unilab_fabric.launch.job" in words:
-                found["rank 1"] = pid
-                for child in children(pid):
-                    if "unilab_fabric.offpolicy.collector" in command(child):
-                        found["collector 1"] = child
-            elif "unilab_fabric.offpolicy.collector" in words:
-                found["collector 0"] = pid
+            if "unilab_fabric.launch.job" in command(pid):
+                ranks[pid] = f"rank {environment(pid).get('RANK')}"
+        if len(ranks) > 1:
+            ranks[self.process.pid] = "launcher"
+        found = {name: pid for pid, name in ranks.items()}
+        for pid, name in ranks.items():
+            for child in children(pid):
+                if "unilab_fabric.offpolicy.collector" in command(child):
+                    found[name.replace("rank", "collector")] = child
         self._seen |= set(found.values())
         return found
 
+    def left(self):
+        """Process ids of this job that still run: those seen, and whatever else works in its folder."""
+        return alive(self._seen | {self.process.pid} | working_in(self.folder))
+
+    def all_gone(self, within_s=10):
+        """Whether no process of the job is left in time."""
+        deadline = time.monotonic() + within_s
+        while self.left() and time.monotonic() < deadline:
+            self.process.poll()
+            time.sleep(0.02)
+        return not self.left()
+
+    def started(self, ranks):
+        """Waits until all processes of `ranks` ranks live; their ids."""
+        expected = 2 * ranks + (ranks > 1)
+        self.wait_for(lambda: len(self.processes()) == expected)
+        return self.processes()
+
     def training(self, ranks):
         """Waits until all processes of `ranks` ranks live and the first checkpoint is written; their ids."""
-        self.wait_for(lambda: len(self.processes()) == 2 * ranks)
+        self.started(ranks)
         self.wait_for(lambda: whole_checkpoints(self.run))
         return self.processes()
 
@@ -114,6 +136,24 @@ def command(pid):
     return []
 
 
+def environment(pid):
+    """A process's variables when it was started."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        return dict(word.split("=", 1) for word in words if "=" in word)
+    return {}
+
+
+def working_in(folder):
+    """Process ids whose working folder this is."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if path.readlink() == folder:
+                found.add(int(path.parent.name))
+    return found
+
+
 def alive(pids):
     """Those of the processes that still run; a zombie does not."""
     found = []
@@ -122,11 +162,3 @@ def alive(pids):
             if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
                 found.append(pid)
     return found
-
-
-def all_gone(pids, within_s=10):
-    """Whether the processes end in time."""
-    deadline = time.monotonic() + within_s
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not alive(pids)

@@ -1,14 +1,12 @@
 """`fit` as a user runs it, on one rank and on two."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.system.jobs import ENDLESS, Job, all_gone
+from tests.system.jobs import Job
 from unilab_fabric.checkpoints import whole_checkpoints
 from unilab_fabric.config import load_run_config
 
@@ -72,38 +70,6 @@ def test_two_ranks_train_log_checkpoint_and_resume(tmp_path):
     events.Reload()
     steps = [event.step for event in events.Scalars("Perf/env_steps_per_sec")]
     assert steps == list(range(160, 2401, 160))
-
-
-@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "collector 0", "collector 1"])
-def test_a_killed_process_ends_the_job_and_is_named(tmp_path, victim):
-    with Job(tmp_path, "--devices=2", ENDLESS, EVERY_20) as job:
-        processes = job.training(ranks=2)
-        os.kill(processes[victim], signal.SIGKILL)
-        assert all_gone(processes.values()), job.text()
-        assert job.wait(5) != 0
-        if victim != "rank 0":  # who is dead cannot write
-            reason = job.failure()["reason"]
-            assert "SIGKILL" in reason
-            kind, number = victim.split()
-            assert f"rank {number}" in reason
-            assert ("collector" in reason) == (kind == "collector")
-            assert reason.splitlines()[-1] in job.text()
-        assert whole_checkpoints(job.run)
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_signal_ends_the_job_with_a_checkpoint(tmp_path, ranks, number, status):
-    with Job(tmp_path, f"--devices={ranks}", ENDLESS, EVERY_20) as job:
-        processes = job.training(ranks)
-        os.kill(job.process.pid, number)
-        assert job.wait(10) == status, job.text()
-        assert all_gone(processes.values())
-        summary = job.summary()
-        assert summary["status"] == "stopped"
-        assert summary["reason"] == number.name
-        assert whole_checkpoints(job.run)[-1].name == f"tick-{summary['ticks']:09d}"
-        assert "Traceback" not in job.text()
 
 
 def test_a_gymnasium_environment_trains(tmp_path):

@@ -1,44 +1,91 @@
 """One rank of an off-policy job: builds the parts on its device and runs the loop."""
 
 import signal
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 
 import torch
+from lightning.fabric import Fabric
 
 from unilab_fabric.config import RunConfig, build_learner_config, to_plain
-from unilab_fabric.hooks.hook import Hook, Hooks
+from unilab_fabric.hooks.hook import Hook, HookFailed, Hooks
 from unilab_fabric.hooks.metrics import MetricsLogger, build_logger
 from unilab_fabric.hooks.progress import Progress
 from unilab_fabric.hooks.summary import Summary
 from unilab_fabric.launch.devices import Topology
-from unilab_fabric.launch.strategy import open_fabric
+from unilab_fabric.launch.failure import FailedAt
+from unilab_fabric.launch.signals import StopSignals
+from unilab_fabric.launch.strategy import open_fabric, second_store
 from unilab_fabric.learners.precision import resolve_precision
 from unilab_fabric.offpolicy.assemble import assemble
 from unilab_fabric.offpolicy.collector import Collector
 from unilab_fabric.offpolicy.runner import OffPolicyRunner
+from unilab_fabric.parallel.calls import CallLog
+from unilab_fabric.parallel.presence import Presence
 from unilab_fabric.parallel.reduce import Ranks
 
 
-def train_rank(config: RunConfig, topology: Topology, folder: Path, collector: Collector, started_at: float) -> int:
-    """Trains to the end; returns 0, or 128 plus the number of the signal that stopped the job."""
+def train_rank(
+    config: RunConfig,
+    topology: Topology,
+    folder: Path,
+    collector: Collector,
+    signals: StopSignals,
+    started_at: float,
+) -> int:
+    """Trains to the end; returns 0, or 128 plus the number of the signal that stopped the job.
+
+    `started_at` is when the command was given, in seconds [s] since the epoch. Raises FailedAt from whatever ended the
+    run once it had been built.
+    """
     torch.set_num_threads(topology.learner_threads)
     torch.use_deterministic_algorithms(config.training.deterministic)
     fabric = open_fabric(topology, config.training.stall_timeout_s)
-    ranks = Ranks(fabric.global_rank, fabric.world_size)
     if topology.started_by != "us":
         folder = Path(fabric.broadcast(str(folder)))
-    runner, hooks = _build(config, topology, folder, collector, ranks, fabric.device, started_at)
-    with _StopOnSignal(runner):
+    ranks = _ranks(config, topology, fabric)
+    with ranks.doing("building its learner", "pauses"):
+        runner, hooks = _build(config, topology, folder, collector, ranks, fabric.device, started_at)
+    signals.stop_through(lambda number: runner.stop(signal.Signals(number).name, number))
+    try:
+        runner.run()
+        with ranks.doing("in the hooks' on_end", "pauses"):
+            hooks.on_end(runner, "stopped" if runner.stop_code else "completed")
+        ranks.barrier("end of the run")
+    except Exception as error:
+        runner.stop_reason = str(error).partition("\n")[0]
         try:
-            runner.run()
-        except BaseException:  # a second Ctrl+C too: whatever ends the run, its summary says so
             hooks.on_end(runner, "failed")
-            raise
-    hooks.on_end(runner, "stopped" if runner.stop_code else "completed")
-    ranks.barrier("end of the run")
-    return 128 + runner.stop_code if runner.stop_code > 1 and ranks.rank == 0 else 0
+        except HookFailed as another:
+            print(f"warning: {another}", file=sys.stderr)
+        raise FailedAt(runner.tick, folder) from error
+    if ranks.presence is not None:
+        ranks.presence.close()
+    return 128 + runner.stop_code if runner.stop_code > 1 else 0
+
+
+def _ranks(config: RunConfig, topology: Topology, fabric: Fabric) -> Ranks:
+    if fabric.world_size == 1:
+        return Ranks()
+    rank, size, training = fabric.global_rank, fabric.world_size, config.training
+    store, with_rank_0 = second_store(fabric)
+    return Ranks(
+        rank,
+        size,
+        presence=Presence(
+            rank,
+            size,
+            store,
+            store_is_with_rank_0=with_rank_0,
+            stall_timeout_s=training.stall_timeout_s,
+            pause_timeout_s=training.pause_timeout_s,
+        ),
+        on_cuda=topology.accelerator == "cuda",
+        calls=CallLog(rank, size, second_store(fabric)[0], training.stall_timeout_s)
+        if training.debug_collectives
+        else None,
+    )
 
 
 def _build(
@@ -67,7 +114,7 @@ def _build(
     if config.ckpt_path:
         warning = runner.resume(Path(config.ckpt_path))
         if warning and ranks.rank == 0:
-            print(f"warning: {warning}")
+            print(f"warning: {warning}", file=sys.stderr)
     return runner, hooks
 
 
@@ -78,24 +125,3 @@ def _rank_zero_hooks(config: RunConfig, topology: Topology, folder: Path, starte
         MetricsLogger(build_logger(config.logger, folder)),
         Summary(figures, config.seed, started_at),
     ]
-
-
-class _StopOnSignal:
-    """While it is entered, SIGINT and SIGTERM ask the run to stop; a second one ends the process at once."""
-
-    def __init__(self, runner: OffPolicyRunner) -> None:
-        self._runner = runner
-        self._asked = False
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, _: FrameType | None) -> None:
-        if self._asked:
-            raise SystemExit(128 + number)
-        self._asked = True
-        self._runner.stop(signal.Signals(number).name, number)

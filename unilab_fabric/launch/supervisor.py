@@ -1,129 +1,240 @@
-"""Starts the other ranks of this machine, sees the first one fail, and ends them all.
+"""The launcher of a job of several ranks on this machine: starts them all, sees the first one fail, ends them all.
 
-Rank 0 runs it in a thread, which goes on while the main thread is blocked in a collective. No torch here: the other
-ranks start before rank 0 has loaded it.
+It is a process of its own, without torch and without a collective it could be blocked in, so it can always act: on a
+signal, on a rank that was killed or stopped, rank 0 included. Each rank reports through a pipe how it ended; a rank
+that fails because another one has gone says so, and the first failure that is not such a consequence is the cause.
 """
 
+import json
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-_POLL_S = 0.1
-_ASK_S = 3.0
+from unilab_fabric.launch.failure import Failure, failure_of_exit
+from unilab_fabric.launch.signals import STOP_SIGNALS
+from unilab_fabric.offpolicy.collector import is_stopped
+
+_POLL_S = 0.02
+_CAUSE_S = 2.0
+"""Seconds [s] to look for a cause after a rank has failed as a consequence of another one's end."""
+_ASK_S = 4.0
 """Seconds [s] between asking a rank to end and killing it."""
 
 
-class RankFailed(RuntimeError):
-    """A rank ended with a failure; `status` is its exit status as a shell shows it."""
+class Report:
+    """A rank's end of its pipe to the launcher; without a launcher it keeps silent."""
 
-    def __init__(self, rank: int, status: int, log: Path) -> None:
-        self.rank = rank
-        self.status = status
-        self.log = log
-        super().__init__(f"rank {rank} {describe_status(status)}; its last words, in {log}:\n{tail(log)}")
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = descriptor
+
+    def done(self, status: int) -> None:
+        """The rank has come to its end in good order: 0, or 128 plus the number of the signal that stopped the run."""
+        self._send({"done": status})
+
+    def failed(self, failure: Failure) -> None:
+        """The rank has failed."""
+        self._send({"failed": asdict(failure)})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._descriptor is not None:
+            data = json.dumps(message).encode() + b"\n"
+            while data:
+                data = data[os.write(self._descriptor, data) :]
 
 
-def describe_status(status: int) -> str:
-    """An exit status in words."""
-    if status > 128:
-        return f"was killed by {signal.Signals(status - 128).name}"
-    return f"ended with exit status {status}"
+@dataclass
+class _Rank:
+    process: subprocess.Popen[bytes]
+    pipe: int
+    log: Path | None
+    heard: bytes = b""
+    done: int | None = None
+    failures: list[Failure] = field(default_factory=list)
 
+    def listen(self) -> None:
+        """Takes in what the rank has reported by now."""
+        while data := self._read():
+            self.heard += data
+        *lines, self.heard = self.heard.split(b"\n")
+        for message in map(json.loads, lines):
+            if "done" in message:
+                self.done = message["done"]
+            else:
+                figures = message["failed"]
+                self.failures.append(Failure(**{**figures, "last_lines": tuple(figures["last_lines"])}))
 
-def tail(log: Path, lines: int = 30) -> str:
-    """The last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    def _read(self) -> bytes:
+        try:
+            return os.read(self.pipe, 65536)
+        except BlockingIOError:
+            return b""
 
 
 class Supervisor:
-    """The ranks above 0 that this process started; with none of them, every method does nothing."""
+    """The ranks of this machine and their fate."""
 
     def __init__(
-        self, commands: Mapping[int, list[str]], environments: Mapping[int, dict[str, str]], folder: Path
+        self,
+        command: Callable[[int], Sequence[str]],
+        environments: Mapping[int, Mapping[str, str]],
+        folder: Path,
+        deadline_s: float,
     ) -> None:
-        """Starts one process for each rank of `commands`; its output goes to `rank-<r>.log` in `folder`.
+        """Starts one process for each rank of `environments`, `command(descriptor of its pipe)`.
 
-        Call it from the main thread: the ranks end with the thread that started them.
+        The output of rank 0 goes where ours goes, that of the others to `rank-<r>.log` in `folder`. A rank that has
+        not ended `deadline_s` [s] after another one was done has failed. Call it from the main thread: the ranks end
+        with the thread that started them.
         """
-        self._folder = folder
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._first_failure: RankFailed | None = None
-        self._over = threading.Event()
-        for rank, command in commands.items():
-            log: IO[bytes]
-            with self._log(rank).open("ab") as log:
-                self._processes[rank] = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environments[rank]
-                )
+        self._deadline_s = deadline_s
+        self._ranks: dict[int, _Rank] = {}
+        self._signals: list[int] = []
+        self._forwarded = 0
+        self._before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        for rank, environment in environments.items():
+            log = folder / f"rank-{rank}.log" if rank else None
+            self._ranks[rank] = self._start(command, environment, log)
 
-    def watch(self, on_failure: Callable[[RankFailed], None]) -> None:
-        """From now on a rank's failure ends the job: the others are ended, `on_failure` runs, this process exits."""
-        threading.Thread(target=self._watch, args=(on_failure,), name="supervisor", daemon=True).start()
+    def run(self) -> int | Failure:
+        """Waits until the job is over: its exit status, or the failure that ended it; no rank is left then."""
+        try:
+            failure = self._watch()
+            if failure is None:
+                return self._status()
+            self._end()
+            return self._status() if self._stopped() and failure.consequence else failure
+        finally:
+            self._kill()
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
-    def failure(self, within_s: float = 0.0) -> RankFailed | None:
-        """The first failure of a rank, waiting up to `within_s` [s] for one to show."""
-        deadline = time.monotonic() + within_s
-        while self._processes and self._first_failure is None and time.monotonic() < deadline:
-            self._look()
+    def _start(
+        self, command: Callable[[int], Sequence[str]], environment: Mapping[str, str], log: Path | None
+    ) -> _Rank:
+        ours, theirs = os.pipe()
+        os.set_blocking(ours, False)
+        output = None if log is None else log.open("ab")
+        try:
+            process = subprocess.Popen(
+                command(theirs),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                pass_fds=[theirs],
+                start_new_session=True,  # Ctrl+C reaches us alone, and every rank once, through us
+            )
+        finally:
+            os.close(theirs)
+            if output is not None:
+                output.close()
+        return _Rank(process, ours, log)
+
+    def _watch(self) -> Failure | None:
+        """Until all ranks are done, or one has failed."""
+        over_at = cause_at = None
+        while True:
+            self._listen()
+            if len(self._signals) > 1:
+                self._kill()
+                return None
+            self._forward()
+            failures = self._failures()
+            causes = [failure for failure in failures if not failure.consequence]
+            if causes:
+                return causes[0]
+            if failures:
+                cause_at = cause_at or time.monotonic() + _CAUSE_S
+                if time.monotonic() > cause_at or not self._running():
+                    return self._with_suspects(failures[0])
+            elif not self._running():
+                return None
+            if any(rank.done is not None for rank in self._ranks.values()):
+                over_at = over_at or time.monotonic() + self._deadline_s
+                if time.monotonic() > over_at:
+                    return self._late()
             time.sleep(_POLL_S)
-        return self._first_failure
 
-    def wait(self) -> None:
-        """Waits until all ranks have ended; a late failure is one too. Raises RankFailed."""
-        while self._running():
-            self._look()
-            if self._first_failure:
-                break
-            time.sleep(_POLL_S)
-        self._over.set()
-        self._look()
-        if self._first_failure:
-            self.end()
-            raise self._first_failure
+    def _failures(self) -> list[Failure]:
+        """Of all ranks, as far as they are known, a rank's own report before what its exit status says."""
+        found = []
+        for number, rank in self._ranks.items():
+            returncode = rank.process.poll()
+            if rank.failures:
+                found.append(rank.failures[0])
+            elif returncode is not None and rank.done is None:
+                rank.listen()  # what it wrote between our last look and its end
+                if -returncode in STOP_SIGNALS:  # so early that it had no handler yet
+                    rank.done = 128 - returncode
+                elif rank.failures:
+                    found.append(rank.failures[0])
+                elif rank.done is None:
+                    found.append(failure_of_exit(number, rank.process.pid, returncode, rank.log))
+        return found
 
-    def stop_watching(self) -> None:
-        """From now on a rank's failure is the consequence of one that is known."""
-        self._over.set()
+    def _with_suspects(self, failure: Failure) -> Failure:
+        """A consequence whose cause did not show itself, with what is known of the ranks that still run."""
+        states = [
+            f"rank {number} (pid {rank.process.pid}) {'was stopped' if is_stopped(rank.process.pid) else 'still ran'}"
+            for number, rank in self._ranks.items()
+            if rank.process.poll() is None and number != failure.rank
+        ]
+        return replace(failure, reason="; ".join([failure.reason, *states]))
 
-    def end(self) -> None:
-        """Asks every rank to end, then kills those that have not."""
-        self._over.set()
-        for process in self._running():
-            process.terminate()
+    def _late(self) -> Failure:
+        number, rank = next((number, rank) for number, rank in self._ranks.items() if rank.process.poll() is None)
+        return Failure(
+            rank=number,
+            process="rank",
+            pid=rank.process.pid,
+            exit_status=1,
+            reason=f"it has not ended {self._deadline_s:.0f} s after the run was over",
+        )
+
+    def _stopped(self) -> bool:
+        """Whether somebody asked for the end."""
+        return bool(self._signals) or any(rank.done for rank in self._ranks.values())
+
+    def _status(self) -> int:
+        """Exit status of a job without a failure: 0, or 128 plus a signal's number."""
+        asked = [128 + number for number in self._signals if not all(r.done == 0 for r in self._ranks.values())]
+        return max([*asked[:1], *(rank.done or 0 for rank in self._ranks.values())])
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._signals.append(number)
+
+    def _forward(self) -> None:
+        """Hands the first signal to every rank, whoever got it."""
+        asked = self._signals[0] if self._signals else next((r.done - 128 for r in self._ranks.values() if r.done), 0)
+        if asked and not self._forwarded:
+            self._forwarded = asked
+            for rank in self._running():
+                if rank.done is None:
+                    rank.process.send_signal(asked)
+
+    def _listen(self) -> None:
+        for rank in self._ranks.values():
+            rank.listen()
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self._ranks.values() if rank.process.poll() is None]
+
+    def _end(self) -> None:
+        """Asks every rank to end, then kills those that have not; one that is stopped would not hear."""
+        for rank in self._running():
+            rank.process.kill() if is_stopped(rank.process.pid) else rank.process.terminate()
         deadline = time.monotonic() + _ASK_S
-        while self._running() and time.monotonic() < deadline:
+        while self._running() and time.monotonic() < deadline and len(self._signals) < 2:
             time.sleep(_POLL_S)
         self._kill()
 
-    def _watch(self, on_failure: Callable[[RankFailed], None]) -> None:
-        while not self._over.wait(_POLL_S):
-            self._look()
-            if self._first_failure:
-                self._kill()
-                on_failure(self._first_failure)
-                sys.stderr.flush()
-                os._exit(self._first_failure.status)  # the main thread may be blocked in a collective for ever
-
     def _kill(self) -> None:
-        for process in self._running():
-            process.kill()
-            process.wait()
-
-    def _look(self) -> None:
-        for rank, process in self._processes.items():
-            status = process.poll()
-            if status and self._first_failure is None:
-                shown = 128 - status if status < 0 else status
-                self._first_failure = RankFailed(rank, shown, self._log(rank))
-
-    def _running(self) -> list[subprocess.Popen[bytes]]:
-        return [process for process in self._processes.values() if process.poll() is None]
-
-    def _log(self, rank: int) -> Path:
-        return self._folder / f"rank-{rank}.log"
+        for rank in self._running():
+            rank.process.kill()
+            rank.process.wait()
+        self._listen()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # a learner's configuration is read before torch is loaded
     import torch
     from torch import Tensor
 
+    from unilab_fabric.learners.skips import SkippedSteps
     from unilab_fabric.parallel.reduce import Ranks
 
 
@@ -42,6 +43,8 @@ class Learner(Protocol):
     """Critic updates in one cycle."""
     batch_size: int
     """Transitions of one update, per rank."""
+    skipped: "SkippedSteps"
+    """Optimiser steps left out for a non-finite gradient, part of the replicated state."""
     generators: Mapping[str, "torch.Generator"]
     """The rank's own random generators by name, for checkpoints."""
 
@@ -59,10 +62,6 @@ class Learner(Protocol):
 
     def policy(self) -> "torch.nn.Module":
         """The deterministic policy, normaliser inside: (n, actor observation) -> (n, actions)."""
-        ...
-
-    def skipped_updates(self) -> "Tensor":
-        """Optimiser steps skipped for a non-finite gradient since the start, an integer tensor on the device."""
         ...
 
 

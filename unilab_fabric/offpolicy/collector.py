@@ -4,6 +4,7 @@ The learner starts it as `python -m unilab_fabric.offpolicy.collector` with one 
 then releases one slot a tick. The process ends when told to, when the socket closes, or when its parent is gone.
 """
 
+import faulthandler
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from unilab_fabric.offpolicy.slots import (
     Channel,
     PeerGone,
     Slot,
+    Stalled,
     anonymous_memory,
     map_slots,
     slot_bytes,
@@ -35,6 +37,8 @@ from unilab_fabric.spaces import TaskSpec
 if TYPE_CHECKING:  # the learner's side needs no environment
     from unilab_fabric.envs.vector_env import TaskEnv
 
+NONFINITE = "nonfinite"
+"""Folder of the run that takes what is found of values that are not finite."""
 _EXIT_GRACE_S = 2.0
 
 
@@ -54,10 +58,24 @@ class CollectorConfig:
     """Cores this process may use; None leaves the mask as it is."""
     state_file: str | None = None
     """Environment state to continue from, written by `save_state`."""
+    rank: int = 0
+    """Number of the rank."""
+    nonfinite_folder: str | None = None
+    """Where faults of environments are written; None writes none."""
 
 
 class CollectorFailed(RuntimeError):
-    """A collector ended before its rank did; the text holds its own traceback where it could send one."""
+    """A collector ended before its rank did, or has not done its part in time."""
+
+    def __init__(self, text: str, *, rank: int, pid: int, status: int, trace: str = "") -> None:
+        super().__init__(f"{text}:\n{trace}" if trace else text)
+        self.text = text
+        self.rank = rank
+        self.pid = pid
+        self.status = status
+        """Exit status as a shell shows it; 1 for one that was late."""
+        self.trace = trace
+        """The collector's own traceback, where it could send one."""
 
 
 class Collector:
@@ -115,7 +133,9 @@ class Collector:
     def resume_at(self, tick: int, slot: bytes | None) -> None:
         """Continues at `tick` with the slot that a checkpoint holds, or with the environments as they stand now."""
         fresh = self.wait_filled(0)
+        stop = int(fresh.stop[0])
         self._slots[tick % NUM_SLOTS].memory[:] = fresh.memory if slot is None else slot
+        self._slots[tick % NUM_SLOTS].stop[0] = stop  # what stopped the run before does not stop this one
         self._filled = tick
         self._channel.send({"tick": tick})
 
@@ -143,20 +163,37 @@ class Collector:
             message = self._channel.receive(self.deadline_s, what)
         except PeerGone as error:
             raise self._failed(error) from None
+        except Stalled as error:
+            text = f"{error}{'; it is stopped' if is_stopped(self.pid) else ''}"
+            raise CollectorFailed(text, rank=self.rank, pid=self.pid, status=1) from None
         if message and "error" in message:
-            raise CollectorFailed(f"rank {self.rank}: collector {self.pid} failed:\n{message['error']}")
+            text = f"rank {self.rank}: collector {self.pid} failed"
+            raise CollectorFailed(text, rank=self.rank, pid=self.pid, status=1, trace=message["error"])
         if (message is not None) != expects_message:
             raise RuntimeError(f"rank {self.rank}: collector sent {message} where the learner expected it to {what}")
         return message or {}
 
     def _failed(self, error: PeerGone) -> CollectorFailed:
-        return CollectorFailed(f"{error}: {_describe(self._process.wait(_EXIT_GRACE_S))}")
+        code = self._process.wait(_EXIT_GRACE_S)
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        status = 128 - code if code < 0 else code
+        return CollectorFailed(f"{error}: {how}", rank=self.rank, pid=self.pid, status=status)
 
 
-def _describe(status: int) -> str:
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}"
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal; False where the system does not tell."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] in "Tt"
+
+
+_asked_to_end = 0
+"""Number of the signal that asked this collector to end."""
+
+
+def _on_signal(number: int, _: object) -> None:
+    """The rank decides when to end; it reads the number in the next slot."""
+    global _asked_to_end
+    _asked_to_end = number
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +207,9 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
 def main(argv: Sequence[str]) -> int:
     """Runs a collector on the socket and under the parent named in `argv`; returns the exit status."""
     die_with_parent(int(argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole terminal; the rank decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _on_signal)
+    faulthandler.enable()  # native code that crashes leaves its traceback in the rank's output
     channel = Channel(socket.socket(fileno=int(argv[0])), "the learner")
     try:
         _collect(channel)
@@ -204,6 +243,7 @@ def _collect(channel: Channel) -> None:
     tick = 0
     slots[tick].actor[:] = env.observation["actor"]
     slots[tick].critic[:] = env.observation["critic"]
+    slots[tick].stop[0] = _asked_to_end
     channel.signal()
     waiting_since = time.perf_counter()
     while True:
@@ -237,6 +277,7 @@ def _step(env: "TaskEnv", slot: Slot) -> None:
         slot.final_actor[: len(ended)] = env.next_observation["actor"][ended]
         slot.final_critic[: len(ended)] = env.next_observation["critic"][ended]
     slot.totals[:] = env.totals
+    slot.stop[0] = _asked_to_end
     env.totals[:] = 0.0
 
 

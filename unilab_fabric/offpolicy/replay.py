@@ -15,6 +15,8 @@ from unilab_fabric.learners.learner import Batch
 from unilab_fabric.offpolicy.slots import Slot
 from unilab_fabric.spaces import TaskSpec
 
+FIELDS = ("actor observation", "critic observation", "action", "reward", "terminated")
+"""The parts of a row, in their order."""
 _FIRST_FINALS = 1024
 
 
@@ -116,6 +118,20 @@ class Replay:
             terminated=flag > 0.5,
             discount=discount,
         )
+
+    def nonfinite(self, limit: int) -> list[dict[str, object]]:
+        """Up to `limit` stored values that are not finite: tick, environment and field of each; reads all of replay."""
+        found: list[dict[str, object]] = []
+        for tick in range(max(self._oldest, 0), self._newest + 1):
+            bad = ~self._rows[tick % self._length].isfinite()  # (N, columns)
+            for environment in bad.any(1).nonzero().flatten().tolist():
+                fields = [
+                    name for name, part in zip(FIELDS, self._columns, strict=True) if bad[environment, part].any()
+                ]
+                found.append({"tick": tick, "environment": environment, "fields": fields})
+                if len(found) == limit:
+                    return found
+        return found
 
     def state(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, the filled part of the ring only."""

@@ -1,4 +1,4 @@
-"""What the ranks tell each other every `training.log_every` ticks: metrics, times, and whether to stop.
+"""What the ranks tell each other every `training.log_every` ticks: metrics and times.
 
 One gather of one vector of numbers for each rank, whose layout is fixed before the first tick. All ranks compute the
 same figures from it, so all of them take the same decisions.
@@ -30,8 +30,6 @@ class Report:
     """By tag, of the job; what nobody counted is absent."""
     rank_figures: list[RankFigures]
     """By rank."""
-    stop_code: int
-    """0, or why some rank wants to stop: a signal's number, or 1 for its own reason."""
 
 
 class Reporter:
@@ -61,13 +59,13 @@ class Reporter:
         """Starts the first interval."""
         self._since = time.perf_counter()
 
-    def report(self, stop_code: int) -> Report:
+    def report(self) -> Report:
         """Merges the interval over ranks and starts the next one; every rank must call it at the same tick."""
         seconds = time.perf_counter() - self._since
         own = np.concatenate(
             [
                 self.totals.ravel(),
-                [seconds, self._ticks, self._env_steps, self._updates, stop_code],
+                [seconds, self._ticks, self._env_steps, self._updates],
                 list(self.phase_s.values()),
             ]
         )
@@ -85,7 +83,7 @@ class Reporter:
         ranks = len(rows)
         env_size = 2 * len(self._env_metrics)
         env, rest = rows[:, :env_size].reshape(ranks, -1, 2).sum(0), rows[:, env_size:]
-        learner = rest[:, 5 + len(PHASES) :].reshape(ranks, -1, 2).sum(0)
+        learner = rest[:, 4 + len(PHASES) :].reshape(ranks, -1, 2).sum(0)
         self.since_start += env[:, 0]
         metrics = {
             metric.name: float(total if metric.kind == "total" else pair[0] / pair[1])
@@ -102,7 +100,7 @@ class Reporter:
                 seconds=float(row[0]),
                 env_steps=int(row[2]),
                 updates=int(row[3]),
-                phase_s=dict(zip(PHASES, row[5 : 5 + len(PHASES)].tolist(), strict=True)),
+                phase_s=dict(zip(PHASES, row[4 : 4 + len(PHASES)].tolist(), strict=True)),
             )
             for row in rest
         ]
@@ -112,7 +110,7 @@ class Reporter:
             metrics[f"Perf/{phase}_ms"] = max(
                 1e3 * one.phase_s[phase] / max(int(row[1]), 1) for one, row in zip(figures, rest, strict=True)
             )
-        return Report(metrics=metrics, rank_figures=figures, stop_code=int(rest[:, 4].max()))
+        return Report(metrics=metrics, rank_figures=figures)
 
 
 def tensor_of(values: NDArray[np.float64]) -> Tensor:

@@ -1,8 +1,9 @@
 """The loop of off-policy training: one tick is one step of all environments beside one cycle of updates."""
 
+import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -13,11 +14,13 @@ from unilab_fabric.learners.learner import Learner
 from unilab_fabric.offpolicy.checkpoints import Progress, RunCheckpoints
 from unilab_fabric.offpolicy.collector import Collector
 from unilab_fabric.offpolicy.cycle import Cycle
+from unilab_fabric.offpolicy.nonfinite import NonfiniteWatch
 from unilab_fabric.offpolicy.replay import Replay
 from unilab_fabric.offpolicy.report import Reporter
 from unilab_fabric.offpolicy.slots import Slot
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.parallel.replica import check_replicas
+from unilab_fabric.parallel.vote import StopVote
 
 BEST_BY = "Train/mean_reward"
 OWN_REASON = 1  # stop code of a rank that has a reason of its own, not a signal's
@@ -61,6 +64,8 @@ class OffPolicyRunner:
         self._hooks = hooks
         self.env_steps_per_tick = ranks.world_size * len(collector.next_slot(0).reward)
         self._own_stop = (0, "")
+        self._nonfinite = NonfiniteWatch(learner, replay, ranks, folder, training.max_skipped_updates)
+        self._vote = StopVote(ranks, replay.device)
         self._train_s = 0.0  # in the loop, before this process
         self._loop_since = time.perf_counter()
 
@@ -72,21 +77,24 @@ class OffPolicyRunner:
         self.last_tick = self.tick + max(0, -(-left // self.env_steps_per_tick))
         for name, tensor in self._learner.replicated.items():
             self._ranks.broadcast_(tensor, name)
-        self._hooks.on_start(self)
+        with self._in_hooks("on_start"):
+            self._hooks.on_start(self)
         self._reporter.start_clock()
         self._loop_since = time.perf_counter()
         while self.tick < self.last_tick and not self.stop_code:
             self._run_tick()
-            if self.tick % self._training.log_every == 0 or self.tick == self.last_tick or self._alone_and_stopping():
+            if self.tick % self._training.log_every == 0 or self.tick == self.last_tick or self.stop_code:
                 self._log()
             if self._training.replica_check_every and self.tick % self._training.replica_check_every == 0:
                 check_replicas(self._learner.replicated, self._ranks, self.tick)
             if self._checkpoints.due(self.tick) and self.tick < self.last_tick and not self.stop_code:
                 self._save()
+        self._vote.close()
         self._save()
 
     def _run_tick(self) -> None:
-        with self._timed("wait"):
+        self._ranks.at(f"tick {self.tick}")
+        with self._timed("wait"), self._ranks.doing(f"waiting for its collector at tick {self.tick}", "waits"):
             filled = self._collector.wait_filled(self.tick)
         with self._timed("commit"):
             if self._replay.newest_tick == self.tick - 1:
@@ -100,10 +108,16 @@ class OffPolicyRunner:
         with self._timed("update"):
             updates = self._cycle.run()  # ... while we learn from what came before
         self._count(filled, updates)
+        if filled.stop[0] and not self._own_stop[0]:
+            self.stop(f"{signal.Signals(filled.stop[0]).name} at a collector", int(filled.stop[0]))
         self.tick += 1
         if self.first_tick_at is None:
             self.first_tick_at = time.time()
-        self._hooks.on_tick_end(self)
+        with self._in_hooks("on_tick_end"):
+            self._hooks.on_tick_end(self)
+        self.stop_code = self._vote.exchange(self._own_stop[0])
+        if self.stop_code:
+            self.stop_reason = self._own_stop[1] or "another rank asked for it"
 
     @property
     def train_s(self) -> float:
@@ -111,7 +125,10 @@ class OffPolicyRunner:
         return self._train_s + time.perf_counter() - self._loop_since
 
     def stop(self, reason: str, code: int = OWN_REASON) -> None:
-        """Ends the run, on all ranks at the same tick; `code` is a signal's number where a signal asks for it."""
+        """Ends the run, on all ranks after the same tick; `code` is a signal's number where a signal asks for it.
+
+        Alone that is the running tick; with more ranks at most two more follow, until all have read the vote.
+        """
         self._own_stop = (code, reason)
 
     def resume(self, path: Path) -> str:
@@ -123,22 +140,21 @@ class OffPolicyRunner:
     # ---- what happens now and then --------------------------------------------------------------------------------
 
     def _log(self) -> None:
-        report = self._reporter.report(self._own_stop[0])
+        report = self._reporter.report()
         self.rank_figures = report.rank_figures
-        self.stop_code = report.stop_code
-        self.skipped_updates = int(self._learner.skipped_updates())
-        if self.stop_code:
-            self.stop_reason = self._own_stop[1] or "another rank asked for it"
+        self.skipped_updates = self._nonfinite.look(self.tick)
         self._checkpoints.score = report.metrics.get(BEST_BY, self._checkpoints.score)
-        self._hooks.on_log(self, report.metrics)
+        with self._in_hooks("on_log"):
+            self._hooks.on_log(self, report.metrics)
 
     def _save(self) -> None:
         path = self._checkpoints.save(Progress(tick=self.tick, env_steps=self.env_steps, train_s=self.train_s))
-        self._hooks.on_checkpoint(self, path)
+        with self._in_hooks("on_checkpoint"):
+            self._hooks.on_checkpoint(self, path)
 
-    def _alone_and_stopping(self) -> bool:
-        """With one rank nobody else must agree, so the running tick is the last one."""
-        return self._ranks.world_size == 1 and self._own_stop[0] != 0
+    def _in_hooks(self, method: str) -> AbstractContextManager[None]:
+        """Hooks may take their time: the other ranks wait, and say for what."""
+        return self._ranks.doing(f"in a hook's {method} at tick {self.tick}", "pauses")
 
     def _count(self, filled: Slot, updates: int) -> None:
         self._reporter.totals += filled.totals

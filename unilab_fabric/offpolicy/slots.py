@@ -61,6 +61,8 @@ class Slot:
     """(metrics, 2), sum and count of this tick."""
     collector_s: NDArray[np.float64]
     """(2,), seconds [s] the collector stepped, and seconds it waited for the action before."""
+    stop: NDArray[np.int64]
+    """(1,), number of the signal that asked the collector to end, 0 for none; the rank decides when."""
     memory: memoryview
     """All of the slot's bytes."""
 
@@ -80,6 +82,7 @@ def slot_fields(spec: TaskSpec) -> dict[str, tuple[tuple[int, ...], DTypeLike]]:
         "final_critic": ((n, critic), np.float32),
         "totals": ((len(spec.metrics), 2), np.float64),
         "collector_s": ((2,), np.float64),
+        "stop": ((1,), np.int64),
     }
 
 
@@ -108,13 +111,23 @@ def map_slots(descriptor: int, spec: TaskSpec) -> tuple[Slot, ...]:
 
 
 def anonymous_memory(size: int) -> int:
-    """Descriptor of `size` zero bytes that can be shared and that leave nothing behind under any kill."""
+    """Descriptor of `size` zero bytes that can be shared and that leave nothing behind under any kill.
+
+    Raises OSError, naming the size, where there is not as much: later it would be a bus error.
+    """
     if sys.platform == "linux":
         descriptor = os.memfd_create("unilab_fabric_slots")
     else:
         with tempfile.TemporaryFile() as file:  # its name is gone before anybody can attach
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+    except OSError as error:
+        os.close(descriptor)
+        raise OSError(error.errno, f"{size} bytes of shared memory are needed: {error.strerror}") from None
     return descriptor
 
 

@@ -1,10 +1,14 @@
 """What the ranks do together: mean, sum, broadcast, gather, barrier; alone, each does nothing.
 
-Every call has a name, by which errors speak of it.
+Every call has a name, by which errors and long waits speak of it.
 """
 
+import contextlib
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,6 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unilab_fabric.errors import PeerLost
+from unilab_fabric.parallel.calls import CallLog
+from unilab_fabric.parallel.presence import Kind, Presence
+
+_LOOK = timedelta(seconds=0.5)
 
 
 @dataclass(frozen=True)
@@ -19,11 +27,18 @@ class Ranks:
     """The ranks of a job as the learner sees them.
 
     Uses `torch.distributed` over Fabric's process group: `fabric.all_reduce` runs a barrier first, which the update
-    cycle must not.
+    cycle must not. On the CPU a wait looks up twice a second; on CUDA NCCL's own watchdog ends a process that waits for
+    one that is gone.
     """
 
     rank: int = 0
     world_size: int = 1
+    presence: Presence | None = None
+    """Knows where the other ranks are; without it a late one is an error after the process group's own deadline."""
+    on_cuda: bool = False
+    """Whether the buffers are a CUDA device's: then a call orders the stream, and the host does not wait for it."""
+    calls: CallLog | None = None
+    """Compares the ranks' calls before each one (`training.debug_collectives`)."""
 
     def mean_(self, buffer: Tensor, name: str) -> None:
         """Replaces a contiguous float buffer by its mean over ranks, the same bits on every rank."""
@@ -58,9 +73,72 @@ class Ranks:
         if self.world_size > 1:
             self._together(f"barrier {name}", dist.barrier)
 
-    def _together(self, name: str, collective: Callable[..., Any], *arguments: Any) -> None:
-        """Runs a collective. Raises PeerLost, naming it, where it cannot finish."""
+    def start_max(self, buffer: Tensor, name: str) -> "Pending":
+        """Begins to replace a contiguous buffer by its maximum over ranks; `Pending.wait` ends it."""
+        return self._start(f"all_reduce of {name}", dist.all_reduce, buffer, dist.ReduceOp.MAX)
+
+    def doing(self, what: str, kind: Kind) -> AbstractContextManager[None]:
+        """Within it this rank tells the others what it does: see `Kind`."""
+        return contextlib.nullcontext() if self.presence is None else self.presence.doing(what, kind)
+
+    def _together(self, call: str, collective: Callable[..., Any], *arguments: Any) -> None:
+        """Runs a collective. Raises PeerLost, naming it, where it cannot finish, PeerStalled where a rank is late."""
+        self._start(call, collective, *arguments).wait()
+
+    def at(self, place: str) -> None:
+        """Says where in the run this rank is, for what the others may have to say about it."""
+        if self.presence is not None:
+            self.presence.at(place)
+
+    def _start(self, call: str, collective: Callable[..., Any], *arguments: Any) -> "Pending":
+        number = 0 if self.presence is None else self.presence.enter()
+        if self.calls is not None:
+            self.calls.compare(call, arguments)
         try:
-            collective(*arguments)
-        except RuntimeError as error:  # gloo and NCCL raise no narrower kind for a closed connection or a deadline
-            raise PeerLost(f"rank {self.rank}: {name} could not finish: {error}") from error
+            return Pending(self, call, number, collective(*arguments, async_op=True))
+        except RuntimeError as error:  # gloo and NCCL raise no narrower kind
+            raise self.lost(call, error) from error
+
+    def lost(self, call: str, error: BaseException) -> PeerLost:
+        """The error of a collective that cannot finish."""
+        return PeerLost(f"rank {self.rank}: {call} could not finish: {error}")
+
+
+class Pending:
+    """A collective under way."""
+
+    def __init__(self, ranks: Ranks, call: str, number: int, work: Any) -> None:
+        self._ranks = ranks
+        self._call = call
+        self._number = number
+        self._work = work
+
+    def wait(self) -> None:
+        """Returns once the result is there, on CUDA for what the stream does next.
+
+        Raises PeerLost, PeerStalled.
+        """
+        if self._ranks.on_cuda:
+            self._work.wait()
+        elif not self._wait_a_while():
+            self._wait_long()
+
+    def _wait_long(self) -> None:
+        """In slices, between which signals are handled and the other ranks looked at."""
+        presence, since = self._ranks.presence, time.monotonic()
+        with self._ranks.doing(f"in {self._call}", "works"):
+            while not self._wait_a_while():
+                if presence is not None:
+                    presence.judge(self._call, self._number, time.monotonic() - since)
+        if presence is not None:
+            presence.waited()
+
+    def _wait_a_while(self) -> bool:
+        """Whether it is done. A deadline and a closed connection raise the same RuntimeError."""
+        try:
+            self._work.wait(_LOOK)
+        except RuntimeError as error:
+            if self._work.is_completed() and not self._work.is_success():
+                raise self._ranks.lost(self._call, error) from error
+            return False
+        return True

@@ -43,3 +43,8 @@ def check_replicas(state: Mapping[str, Tensor], ranks: Ranks, tick: int) -> None
             problems.append(f"{name} on rank {', '.join(map(str, others))}")
     if problems:
         raise ReplicasDiffer(f"tick {tick}: replicated state differs from rank 0's: {'; '.join(problems)}")
+
+
+def nonfinite_groups(state: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold a value that is not finite; waits for the device."""
+    return [name for name, tensor in state.items() if tensor.is_floating_point() and not bool(tensor.isfinite().all())]

@@ -14,6 +14,7 @@ from unilab_fabric.learners.fast_sac.config import FastSAC
 from unilab_fabric.learners.fast_sac.losses import actor_loss, soft_bellman, temperature_gradient
 from unilab_fabric.learners.learner import Batch
 from unilab_fabric.learners.operations import choose_operations
+from unilab_fabric.learners.skips import SkippedSteps
 from unilab_fabric.learners.symmetry import MirrorHalf
 from unilab_fabric.parallel.flat import FlatAdamW, FlatParameters
 from unilab_fabric.parallel.reduce import Ranks
@@ -34,14 +35,14 @@ ACTOR_METRICS = ("Loss/actor", "Loss/grad_norm_actor", "Policy/mean_std")
 class FastSACLearner:
     """One rank's FastSAC; see docs/learners.md. An update has one collective for the critics and one for the actor.
 
-    What rides on the critics' collective, in the tail of their gradient: the temperature's gradient, and at the first
-    update of a tick the moments of each rank's batch.
+    What rides on the critics' collective, in the tail of their gradient: the temperature's gradient, a mark of each
+    rank on whether its part is finite, and at the first update of a tick the moments of each rank's batch. The actor's
+    carries marks too.
     """
 
     metric_names: tuple[str, ...] = (*CRITIC_METRICS, *ACTOR_METRICS)
     generators: Mapping[str, torch.Generator]
     replicated: Mapping[str, Tensor]
-    _skipped: Tensor
 
     def __init__(
         self,
@@ -73,13 +74,15 @@ class FastSACLearner:
             for module in (self.actor.normaliser, self.critic.normaliser)
             if isinstance(module, RunningNormaliser)
         ]
-        self.actor_flat = self.actor.net.flatten()
+        self.skipped = SkippedSteps(("critic", "actor"), ranks, device)
+        marks, moments = self.skipped.floats, ranks.world_size * SharedMoments.floats_per_rank(normalisers)
+        self.actor_flat = self.actor.net.flatten(tail=marks)
         self.target_flat = self.target.net.flatten()
-        moments = ranks.world_size * SharedMoments.floats_per_rank(normalisers)
-        self.critic_flat = self.critic.net.flatten(tail=1 + moments)
+        self.critic_flat = self.critic.net.flatten(tail=1 + marks + moments)
         self.log_temperature = torch.full((1,), math.log(config.temperature), device=device)
-        self._temperature_gradient = self.critic_flat.tail[:1]
-        self._moments = SharedMoments(normalisers, self.critic_flat.tail[1:], ranks) if normalisers else None
+        self._actor_marks = self.actor_flat.tail
+        self._temperature_gradient, self._critic_marks, room = torch.split(self.critic_flat.tail, [1, marks, moments])
+        self._moments = SharedMoments(normalisers, room, ranks) if normalisers else None
 
         self.critic_adam = self._adamw(self.critic_flat, config.weight_decay)
         self.actor_adam = self._adamw(self.actor_flat, config.weight_decay)
@@ -89,7 +92,7 @@ class FastSACLearner:
         self._learning_rates = self._first_learning_rates.clone()
         self._critic_lr, self._temperature_lr, self._actor_lr = self._learning_rates.unbind()
 
-        self._updates, self._skipped, self._acted_ticks = torch.zeros(3, dtype=torch.int64, device=device)
+        self._updates, self._acted_ticks = torch.zeros(2, dtype=torch.int64, device=device)
         self._mirror_half = MirrorHalf(spec.mirrors, device) if config.symmetry and spec.mirrors else None
         self._noise = torch.Generator(device).manual_seed(seed)
         self.generators = {"noise": self._noise}
@@ -109,7 +112,7 @@ class FastSACLearner:
             **self.actor_adam.replicated("actor"),
             **self.temperature_adam.replicated("log_temperature"),
             "updates": self._updates,
-            "skipped_updates": self._skipped,
+            **self.skipped.replicated(),
             "acted_ticks": self._acted_ticks,
         }
         for name, module in zip(("actor", "critic"), normalisers, strict=False):
@@ -142,10 +145,6 @@ class FastSACLearner:
         """The deterministic policy, normaliser inside: (n, actor observation) -> (n, actions)."""
         return self.actor
 
-    def skipped_updates(self) -> Tensor:
-        """Optimiser steps skipped for a non-finite gradient since the start, an integer tensor on the device."""
-        return self._skipped
-
     def _update_critics(self, batch: Batch, first_of_tick: bool) -> None:
         temperature = self.log_temperature.exp()
         with torch.no_grad():
@@ -173,12 +172,14 @@ class FastSACLearner:
         self._temperature_gradient.copy_(temperature_gradient(next_log_prob, temperature, self._target_entropy))
         if first_of_tick and self._moments is not None:
             self._moments.write([batch.actor, batch.critic])
+        self.skipped.mark(self._critic_marks, self.critic_flat.reduced)
         self.ranks.mean_(self.critic_flat.reduced, "critic gradient")
 
         norm = self.critic_flat.clip_norm_(self.config.max_grad_norm)
         # one verdict for all that was reduced together, from the reduced values: the same on every rank
         kept = norm + torch.linalg.vector_norm(self.critic_flat.tail, ord=1) < math.inf
-        skip = self._skip(kept)
+        self.skipped.count("critic", kept, self._critic_marks)
+        skip = (~kept).float()
         self.critic_adam.step(self._critic_lr, skip)
         self.temperature_adam.step(self._temperature_lr, skip)
         if first_of_tick and self._moments is not None:
@@ -197,18 +198,14 @@ class FastSACLearner:
 
         self.actor_flat.zero_gradient()
         loss.backward()  # type: ignore[no-untyped-call]
+        self.skipped.mark(self._actor_marks, self.actor_flat.reduced)
         self.ranks.mean_(self.actor_flat.reduced, "actor gradient")
 
         norm = self.actor_flat.clip_norm_(self.config.max_grad_norm)
         kept = norm < math.inf
-        self.actor_adam.step(self._actor_lr, self._skip(kept))
+        self.skipped.count("actor", kept, self._actor_marks)
+        self.actor_adam.step(self._actor_lr, (~kept).float())
         self._count(ACTOR_METRICS, kept, [loss, norm, std.mean()])
-
-    def _skip(self, kept: Tensor) -> Tensor:
-        """1.0 where a step is to be left out, and counts it."""
-        skip = (~kept).float()
-        self._skipped += ~kept
-        return skip
 
     def _schedule_learning_rates(self) -> None:
         if self.config.final_lr_fraction < 1.0:
