@@ -9,12 +9,12 @@ from lightning.fabric.loggers.logger import Logger
 
 from unilab_fabric.learners.fast_sac.config import FastSAC
 
-AT_UPDATE = 30
+AT_UPDATE = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(FastSAC):
-    """FastSAC with one fault, at update 30 of rank 1."""
+    """FastSAC with one fault, at update 200 of rank 1."""
 
     fault: Literal["", "update", "gradient", "parameter", "every gradient", "bit", "slow build"] = ""
     """Raise; make a gradient or a parameter not finite; do so at every update from there; flip a bit of a parameter;
@@ -43,7 +43,7 @@ def _inject(learner, fault):
         update(batch, index)
 
     def faulty_mark(marks, reduced):
-        now = int(learner._updates)
+        now = int(learner._updates) if marks is learner._critic_marks else -1
         if (now == AT_UPDATE and fault == "gradient") or (now >= AT_UPDATE and fault == "every gradient"):
             reduced[7] = torch.inf
         mark(marks, reduced)
