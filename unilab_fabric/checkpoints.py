@@ -2,14 +2,17 @@
 
 A checkpoint is a folder `tick-<number>` in the run's `checkpoints/`: `manifest.json`, `replicated.pt` (the replicated
 state, once), and for each rank `rank-<r>.pt` (generators, replay, counters) and `rank-<r>-envs.npz`. It is written
-beside its final name, flushed, then renamed, so a folder with that name is whole. Tensors are read with
-`weights_only=True` and arrays without pickle: no file can run code.
+beside its final name, flushed, then renamed, so a folder with that name is whole. The manifest holds the size and the
+CRC-32 of every file as its writer knew them, so that later damage shows. Tensors are read with `weights_only=True` and
+arrays without pickle: no file can run code.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +21,34 @@ from unilab_fabric.errors import UserError
 if TYPE_CHECKING:  # the command line looks for checkpoints before torch is loaded
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 REPLICATED = "replicated.pt"
 _TEMPORARY = ".partial"
+_CHUNK = 1 << 24
+
+Layouts = Mapping[str, Sequence[Sequence[Any]]]
+"""By flat tensor, each parameter in it: name, shape, offset in elements."""
+
+Fingerprint = tuple[int, int]
+"""Bytes of a file, and their CRC-32."""
+
+_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "tick": (int,),
+    "env_steps": (int,),
+    "updates": (int,),
+    "world_size": (int,),
+    "seed": (int,),
+    "train_s": (int, float),
+    "score": (int, float, type(None)),
+    "config": (dict,),
+    "files": (dict,),
+}
+"""What every manifest holds, and of which type."""
+
+
+class CheckpointFailed(RuntimeError):
+    """A checkpoint could not be written; those before it are as they were."""
 
 
 def checkpoint_name(tick: int) -> str:
@@ -76,18 +103,67 @@ def find_checkpoint(ckpt_path: str, *, log_root: Path, run_name: str | None) -> 
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint. Raises UserError where it is damaged or of another format."""
-    try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError("ckpt_path", path, f"its {MANIFEST} cannot be read: {error}") from None
-    if manifest.get("format") != FORMAT:
-        raise UserError("ckpt_path", path, f"its format is {manifest.get('format')}; this version reads {FORMAT}")
-    for name, size in manifest["files"].items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != size:
-            raise UserError("ckpt_path", path, f"{name} is missing or not {size} bytes long")
+    """The manifest of a checkpoint. Raises UserError, naming the file and the field, where it is damaged or foreign.
+
+    The error offers the newest whole checkpoint of the same run.
+    """
+    manifest, problem = _look_at_manifest(path)
+    if problem:
+        raise UserError("ckpt_path", path, f"{problem}; {_offer(path)}")
     return manifest
+
+
+def verify(path: Path) -> None:
+    """Reads every file of a checkpoint once. Raises UserError, as `read_manifest` does, for one that is damaged."""
+    problem = _problem(path)
+    if problem:
+        raise UserError("ckpt_path", path, f"{problem}; {_offer(path)}")
+
+
+def fingerprint(file: Path) -> Fingerprint:
+    """Size and CRC-32 of a file."""
+    size, crc = 0, 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return size, crc
+
+
+def _look_at_manifest(path: Path) -> tuple[dict[str, Any], str]:
+    """The manifest, and what is wrong with it or with the sizes of the files that it lists; "" for nothing."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        return {}, f"its {MANIFEST} cannot be read: {error}"
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        return {}, f"the format in its {MANIFEST} is {found}; this version reads {FORMAT}"
+    for field, types in _FIELDS.items():
+        if field not in manifest or not isinstance(manifest[field], types):
+            return {}, f"{field} in its {MANIFEST} is {json.dumps(manifest.get(field))}"
+    for name, listed in manifest["files"].items():
+        if not isinstance(listed, list) or len(listed) != 2:
+            return {}, f"files/{name} in its {MANIFEST} is {json.dumps(listed)}"
+        file = path / name
+        if not file.is_file() or file.stat().st_size != listed[0]:
+            return {}, f"{name} is missing or not {listed[0]} bytes long"
+    return manifest, ""
+
+
+def _problem(path: Path) -> str:
+    """What is wrong with a checkpoint, all of its files read; "" for nothing."""
+    manifest, problem = _look_at_manifest(path)
+    for name, listed in manifest.get("files", {}).items():
+        if fingerprint(path / name) != tuple(listed):
+            return f"{name} is damaged: its CRC-32 is not the one in {MANIFEST}"
+    return problem
+
+
+def _offer(path: Path) -> str:
+    """The newest whole checkpoint beside a damaged one, in words."""
+    others = [other for other in whole_checkpoints(path.parent.parent) if other.resolve() != path.resolve()]
+    whole = next((other for other in reversed(others) if not _problem(other)), None)
+    return f"the newest whole one is {whole}" if whole else "its run has no other whole one"
 
 
 def envs_to_resume(path: Path, *, rank: int, world_size: int) -> Path | None:
@@ -108,22 +184,31 @@ class CheckpointWriter:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
-    def write(self, name: str, state: Mapping[str, Any]) -> None:
+    def write(self, name: str, state: Mapping[str, Any]) -> Fingerprint:
         """Writes tensors, numbers and texts (and dicts, lists and tuples of them), flushed to disk.
 
-        Raises TypeError where `weights_only=True` could not read them back.
+        Raises TypeError where `weights_only=True` could not read them back, CheckpointFailed where the disk does not
+        take them; nothing of the file is left then.
         """
         import torch
 
         refuse_unsafe(name, state)
-        with (self.folder / name).open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
+        path = self.folder / name
+        try:
+            with path.open("wb") as file:
+                torch.save(dict(state), file)
+                file.flush()
+                os.fsync(file.fileno())
+            return fingerprint(path)
+        except (OSError, RuntimeError) as error:  # torch wraps what the disk says
+            path.unlink(missing_ok=True)
+            raise CheckpointFailed(f"{path} could not be written: {_what_the_disk_says(error, path)}") from error
 
-    def close(self, manifest: Mapping[str, Any]) -> Path:
-        """Writes the manifest and gives the folder its final name; rank 0, after the others have written."""
-        files = {path.name: path.stat().st_size for path in sorted(self.folder.iterdir())}
+    def close(self, manifest: Mapping[str, Any], files: Mapping[str, Fingerprint]) -> Path:
+        """Writes the manifest and gives the folder its final name; rank 0, after the others have written.
+
+        `files` are those of all ranks, as these have told: on a shared disk rank 0 may not see them as they are yet.
+        """
         text = json.dumps({"format": FORMAT, **manifest, "files": files}, indent=2)
         with (self.folder / MANIFEST).open("w") as file:
             file.write(text + "\n")
@@ -147,6 +232,25 @@ def read_state(path: Path, name: str) -> dict[str, Any]:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError("ckpt_path", path / name, f"it cannot be read: {reason}") from None
     return state
+
+
+def check_layouts(own: Layouts, saved: Layouts, path: Path) -> None:
+    """Raises UserError, naming the parameter, where flat tensors hold other parameters, or hold them elsewhere.
+
+    Two layouts may have the same size, and a tensor of that size would then be taken for what it is not.
+    """
+    for group, views in own.items():
+        for view, then in zip_longest(views, saved.get(group, ())):
+            if view is None or then is None or list(view) != list(then):
+                raise UserError(
+                    "ckpt_path",
+                    path / REPLICATED,
+                    f"in {group} there is {_view_text(then)} where this learner has {_view_text(view)}",
+                )
+
+
+def _view_text(view: Sequence[Any] | None) -> str:
+    return "nothing" if view is None else f"{view[0]} {tuple(view[1])} at {view[2]}"
 
 
 def restore(tensors: Mapping[str, "Tensor"], saved: Mapping[str, "Tensor"], path: Path) -> None:
@@ -194,6 +298,19 @@ def refuse_unsafe(name: str, value: object) -> None:
             refuse_unsafe(f"{name}[{index}]", inner)
     elif value is not None and not isinstance(value, torch.Tensor | bool | int | float | str):
         raise TypeError(f"{name} is a {type(value).__qualname__}; a checkpoint holds tensors, numbers and texts only")
+
+
+def _what_the_disk_says(error: BaseException, path: Path) -> str:
+    """The reason that the system gave, and the space that is left."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    reason = cause.strerror if isinstance(cause, OSError) else str(error).partition("\n")[0]
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:
+        return f"{reason}"
+    return f"{reason}; {free / 1e6:.1f} MB are free"
 
 
 def _sync(folder: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from unilab_fabric.arguments import argument_types
-from unilab_fabric.checkpoints import REPLICATED, read_manifest, read_state, restore
+from unilab_fabric.checkpoints import REPLICATED, check_layouts, read_manifest, read_state, restore, verify
 from unilab_fabric.config import build_learner_config, resolve_run
 from unilab_fabric.envs.registry import make_task, task_class
 from unilab_fabric.envs.vector_env import TaskEnv
@@ -28,6 +28,7 @@ def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, 
     Raises UserError for a checkpoint that cannot be read.
     """
     manifest = read_manifest(ckpt_path)
+    verify(ckpt_path)
     config = resolve_run(manifest["config"])
     judged = _judging(config.task.class_path, episodes, episode_s, physics)
     env = make_task(config.task.class_path, config.task.init_args | judged, seed=seed, num_threads=0)
@@ -39,7 +40,9 @@ def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, 
         seed=config.seed,
         total_updates=1,
     )
-    restore(learner.replicated, read_state(ckpt_path, REPLICATED)["learner"], ckpt_path)
+    saved = read_state(ckpt_path, REPLICATED)
+    check_layouts(learner.layouts, saved["layouts"], ckpt_path)
+    restore(learner.replicated, saved["learner"], ckpt_path / REPLICATED)
     figures = first_episodes(env, learner, seed)
     return {
         "checkpoint": str(ckpt_path),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unilab_fabric import __version__
-from unilab_fabric.checkpoints import read_manifest
+from unilab_fabric.checkpoints import read_manifest, verify
 from unilab_fabric.config import RunConfig, build_learner_config
 from unilab_fabric.errors import Problems, UserError
 from unilab_fabric.launch.affinity import cgroup_folders
@@ -260,6 +260,8 @@ def _check_checkpoint(config: RunConfig, topology: Topology, spec: TaskSpec) -> 
         return
     problems = Problems()
     manifest = read_manifest(Path(config.ckpt_path))
+    if topology.rank == 0:  # once, as all of it is read
+        verify(Path(config.ckpt_path))
     if config.training.max_env_steps <= manifest["env_steps"]:
         problems.add(
             "training.max_env_steps",

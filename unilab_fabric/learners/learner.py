@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from unilab_fabric.checkpoints import Layouts
 from unilab_fabric.errors import UserError, UserErrors
 from unilab_fabric.spaces import TaskSpec
 
@@ -35,6 +36,8 @@ class Learner(Protocol):
     replicated: Mapping[str, "Tensor"]
     """The live tensors of the replicated state by group name (`critic`, `critic/exp_avg`, `normaliser/mean`, ...):
     broadcast at the start, compared by the replica check, saved and loaded in place."""
+    layouts: Layouts
+    """For each flat tensor of parameters: name, shape and offset of what lies in it; a checkpoint must agree."""
     metric_names: tuple[str, ...]
     """Tags of `metrics`, fixed before the first tick."""
     metrics: "Tensor"

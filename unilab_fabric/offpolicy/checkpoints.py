@@ -9,7 +9,10 @@ import torch
 from unilab_fabric.checkpoints import (
     REPLICATED,
     CheckpointWriter,
+    Fingerprint,
+    check_layouts,
     envs_file,
+    fingerprint,
     prune,
     rank_file,
     read_manifest,
@@ -21,9 +24,11 @@ from unilab_fabric.config import CheckpointConfig
 from unilab_fabric.learners.learner import Learner
 from unilab_fabric.offpolicy.collector import Collector
 from unilab_fabric.offpolicy.cycle import Cycle
+from unilab_fabric.offpolicy.nonfinite import NonfiniteUpdates
 from unilab_fabric.offpolicy.replay import Replay
 from unilab_fabric.offpolicy.report import Reporter, tensor_of
 from unilab_fabric.parallel.reduce import Ranks
+from unilab_fabric.parallel.replica import check_replicas, nonfinite_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,29 +81,63 @@ class RunCheckpoints:
 
     def save(self, progress: Progress) -> Path:
         """Writes a checkpoint of this moment, with all ranks, and prunes the old ones; returns its folder."""
+        self._refuse_bad_state(progress.tick)
         writer = CheckpointWriter(self._folder, progress.tick)
         if self.score is not None and (self._best is None or self.score > self._best[0]):
             self._best = (self.score, writer.final.name)
         if self._ranks.rank == 0:
             writer.open()
         self._ranks.barrier("checkpoint opened")
-        slot = self._collector.save_state(writer.folder / envs_file(self._ranks.rank), progress.tick)
-        writer.write(rank_file(self._ranks.rank), self._rank_state(slot))
-        if self._ranks.rank == 0:
-            writer.write(REPLICATED, self._replicated_state())
-        self._ranks.barrier("checkpoint written")
+        own = self._write_own(writer, progress.tick)
+        files = {REPLICATED: writer.write(REPLICATED, self._replicated_state())} if self._ranks.rank == 0 else {}
+        files |= self._of_all_ranks(own)
         if self._ranks.rank == 0:
             counters = {"tick": progress.tick, "env_steps": progress.env_steps, "updates": self._cycle.updates}
             figures = {"score": self.score, "train_s": progress.train_s}
-            writer.close(self._manifest | counters | figures)
+            writer.close(self._manifest | counters | figures, files)
             self._prune()
         return writer.final
+
+    def _refuse_bad_state(self, tick: int) -> None:
+        """A checkpoint that is worth nothing must not push out those that are good.
+
+        Raises NonfiniteUpdates where a tensor of the replicated state is not finite, ReplicasDiffer where the ranks do
+        not hold the same.
+        """
+        groups = nonfinite_groups(self._learner.replicated)
+        if groups:
+            raise NonfiniteUpdates(
+                f"tick {tick}: no checkpoint was written, as the replicated state is not finite on rank "
+                f"{self._ranks.rank}: {', '.join(groups)}"
+            )
+        check_replicas(self._learner.replicated, self._ranks, tick)
+
+    def _write_own(self, writer: CheckpointWriter, tick: int) -> dict[str, Fingerprint]:
+        """This rank's files."""
+        envs, own = envs_file(self._ranks.rank), rank_file(self._ranks.rank)
+        slot = self._collector.save_state(writer.folder / envs, tick)
+        files = {own: writer.write(own, self._rank_state(slot))}
+        return files if slot is None else {envs: fingerprint(writer.folder / envs), **files}
+
+    def _of_all_ranks(self, own: dict[str, Fingerprint]) -> dict[str, Fingerprint]:
+        """The files of every rank, once all of them are written; a collective."""
+        absent = (-1, 0)
+        names = (rank_file, envs_file)
+        row = torch.tensor([own.get(name(self._ranks.rank), absent) for name in names], device=self._replay.device)
+        rows = self._ranks.gather(row, "files of the checkpoint").tolist()
+        return {
+            name(rank): (size, crc)
+            for rank, files in enumerate(rows)
+            for name, (size, crc) in zip(names, files, strict=True)
+            if size >= 0
+        }
 
     def resume(self, path: Path) -> tuple[Progress, str]:
         """Continues from a checkpoint; returns one line that says what could not be continued, or nothing."""
         manifest = read_manifest(path)
         replicated = read_state(path, REPLICATED)
-        restore(self._learner.replicated, replicated["learner"], path)
+        check_layouts(self._learner.layouts, replicated["layouts"], path)
+        restore(self._learner.replicated, replicated["learner"], path / REPLICATED)
         self._reporter.since_start[:] = replicated["since_start"].numpy()
         self._cycle.updates = manifest["updates"]
         self.score, self._best = manifest["score"], replicated["best"] and tuple(replicated["best"])
@@ -141,6 +180,7 @@ class RunCheckpoints:
     def _replicated_state(self) -> dict[str, Any]:
         return {
             "learner": {name: tensor.cpu() for name, tensor in self._learner.replicated.items()},
+            "layouts": {group: list(views) for group, views in self._learner.layouts.items()},
             "since_start": tensor_of(self._reporter.since_start),
             "best": self._best and list(self._best),
         }

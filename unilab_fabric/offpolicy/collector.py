@@ -167,7 +167,7 @@ class Collector:
             text = f"{error}{'; it is stopped' if is_stopped(self.pid) else ''}"
             raise CollectorFailed(text, rank=self.rank, pid=self.pid, status=1) from None
         if message and "error" in message:
-            text = f"rank {self.rank}: collector {self.pid} failed"
+            text = f"rank {self.rank}: collector {self.pid} failed: {message['error'].splitlines()[-1]}"
             raise CollectorFailed(text, rank=self.rank, pid=self.pid, status=1, trace=message["error"])
         if (message is not None) != expects_message:
             raise RuntimeError(f"rank {self.rank}: collector sent {message} where the learner expected it to {what}")

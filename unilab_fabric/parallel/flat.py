@@ -7,6 +7,7 @@ reduction, and the optimiser sees one tensor.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,11 @@ class FlatParameters:
             parameter.grad = view.of(self.gradient)
         self._leaves = [self.leaf, *parameters.values()]
         self.check_views()
+
+    @property
+    def layout(self) -> list[list[Any]]:
+        """Name, shape and offset [elements] of each parameter, as plain values."""
+        return [[view.name, list(view.shape), view.offset] for view in self.views]
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from unilab_fabric.checkpoints import Layouts
 from unilab_fabric.errors import UserError, UserErrors
 from unilab_fabric.learners.actor import Actor
 from unilab_fabric.learners.critic import CategoricalCritics
@@ -43,6 +44,7 @@ class FastSACLearner:
     metric_names: tuple[str, ...] = (*CRITIC_METRICS, *ACTOR_METRICS)
     generators: Mapping[str, torch.Generator]
     replicated: Mapping[str, Tensor]
+    layouts: Layouts
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class FastSACLearner:
         self.generators = {"noise": self._noise}
         self.metrics = torch.zeros(len(self.metric_names), 2, dtype=torch.float64, device=device)
         self.replicated = self._replicated(normalisers)
+        self.layouts = {"critic": self.critic_flat.layout, "actor": self.actor_flat.layout}
 
     def _adamw(self, flat: FlatParameters, weight_decay: float) -> FlatAdamW:
         return FlatAdamW(flat.values, flat.gradient, betas=self.config.betas, weight_decay=weight_decay)
