@@ -14,7 +14,15 @@ def write_checkpoint(run_folder, config, *, env_steps=480, world_size=1):
     """A checkpoint of tick 30 in a run's folder; its path."""
     path = run_folder / "checkpoints" / "tick-000000030"
     path.mkdir(parents=True)
-    counters = {"tick": 30, "env_steps": env_steps, "updates": 20, "world_size": world_size, "seed": config.seed}
+    counters = {
+        "tick": 30,
+        "env_steps": env_steps,
+        "updates": 20,
+        "world_size": world_size,
+        "num_envs": 64,
+        "replay_ticks": 0,
+        "seed": config.seed,
+    }
     manifest = {"format": 2, **counters, "train_s": 1.5, "score": None, "files": {}}
     (path / "manifest.json").write_text(json.dumps(manifest | {"config": to_plain(config)}))
     save_run_config(config, run_folder / "config.yaml")

@@ -23,8 +23,8 @@ from unilab_fabric.errors import UserError
 
 
 def manifest(tick):
-    counters = {"tick": tick, "env_steps": 8 * tick, "updates": tick, "world_size": 1, "seed": 3}
-    return {**counters, "train_s": 1.0, "score": None, "config": {}}
+    counters = {"tick": tick, "env_steps": 8 * tick, "updates": tick, "world_size": 1, "num_envs": 8, "seed": 3}
+    return {**counters, "replay_ticks": 0, "train_s": 1.0, "score": None, "config": {}}
 
 
 def write(run, tick):

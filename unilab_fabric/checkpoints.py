@@ -38,6 +38,8 @@ _FIELDS: Mapping[str, tuple[type, ...]] = {
     "env_steps": (int,),
     "updates": (int,),
     "world_size": (int,),
+    "num_envs": (int,),
+    "replay_ticks": (int,),
     "seed": (int,),
     "train_s": (int, float),
     "score": (int, float, type(None)),

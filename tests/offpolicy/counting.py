@@ -17,8 +17,11 @@ class CountingEnv(VectorEnv):
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
-    def __init__(self, num_envs: int = 3, episode_length: int = 3, slow_s: float = 0.0, fail_at: int = -1):
+    def __init__(
+        self, num_envs: int = 3, episode_length: int = 3, slow_s: float = 0.0, fail_at: int = -1, first_env: int = 0
+    ):
         self.num_envs = num_envs
+        self._first_env = first_env
         one = Box(-np.inf, np.inf, (2,), np.float32)
         many = Box(-np.inf, np.inf, (num_envs, 2), np.float32)
         self.single_observation_space = Dict({"actor": one, "critic": one})
@@ -33,7 +36,7 @@ class CountingEnv(VectorEnv):
         self._calls = 0
 
     def _observe(self):
-        rows = np.stack([self._steps, np.arange(self.num_envs)], axis=1).astype(np.float32)
+        rows = np.stack([self._steps, self._first_env + np.arange(self.num_envs)], axis=1).astype(np.float32)
         return {"actor": rows, "critic": rows.copy()}
 
     def reset(self, *, seed=None, options=None):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from unilab_fabric.offpolicy.replay import Replay
+from unilab_fabric.offpolicy.replay import Replay, joined_columns
 from unilab_fabric.offpolicy.slots import NUM_SLOTS, anonymous_memory, map_slots, slot_bytes
 from unilab_fabric.spaces import TaskSpec
 
@@ -12,7 +12,9 @@ from .counting import CountingEnv
 class Collected:
     """A replay filled from the counting environment through a real slot, and the plain list of its transitions."""
 
-    def __init__(self, ticks, *, capacity=100, n_step=1, discount=0.5, episode_length=3, num_envs=3, seed=0):
+    def __init__(
+        self, ticks, *, capacity=100, n_step=1, discount=0.5, episode_length=3, num_envs=3, seed=0, first_env=0
+    ):
         spec = TaskSpec(
             name="counting",
             num_envs=num_envs,
@@ -26,13 +28,23 @@ class Collected:
             spec, ticks=capacity, n_step=n_step, discount=discount, device=torch.device("cpu"), seed=seed
         )
         self.slot = map_slots(anonymous_memory(NUM_SLOTS * slot_bytes(spec)), spec)[0]
-        self.env = CountingEnv(num_envs=num_envs, episode_length=episode_length)
+        self.env = CountingEnv(num_envs=num_envs, episode_length=episode_length, first_env=first_env)
         self.transitions = []  # (tick, env) -> what a draw of it must hold
+        self.begin_stream()
+        for tick in range(ticks):
+            self.step(tick)
+
+    def begin_stream(self):
         observation, _ = self.env.reset()
         self._show(observation)
         self.replay.begin(0, self.slot)
-        for tick in range(ticks):
-            self.step(tick)
+
+    def cut(self):
+        """The environments start anew: the newest transition of each ends its episode's rows, as a time-out does."""
+        self.replay.cut()
+        for one in self.transitions[-self.env.num_envs :]:
+            one["ended"] = True
+        self.begin_stream()
 
     def _show(self, observation):
         self.slot.actor[:] = observation["actor"]
@@ -56,7 +68,7 @@ class Collected:
             self.transitions.append(
                 {
                     "tick": tick,
-                    "env": env,
+                    "env": int(before[env, 1]),
                     "observation": before[env].tolist(),
                     "reward": float(reward[env]),
                     "next": last.tolist(),
@@ -119,6 +131,50 @@ def test_n_step_rewards_stop_at_the_first_end_of_an_episode(n_step):
         assert other["discount"] == pytest.approx(discount)
         assert other["next"] == one["next"]
         assert other["terminated"] == one["terminated"]
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("cut_at", [1, 4, 26])
+def test_a_cut_keeps_every_transition_and_joins_none_to_the_new_stream(cut_at, n_step):
+    collected = Collected(cut_at, capacity=25, n_step=n_step, discount=0.5)
+    collected.cut()
+    for tick in range(cut_at, 30):
+        collected.step(tick)
+    by_place = {(one["tick"], one["env"]): one for one in collected.transitions}
+    found = drawn(collected.replay)
+    assert {tick for tick, _ in found} == set(range(5, 30 - n_step + 1))
+    for (tick, env), other in found.items():
+        window = [by_place[tick + step, env] for step in range(n_step)]
+        last = next((step for step, one in enumerate(window) if one["ended"]), n_step - 1)
+        assert other["reward"] == pytest.approx(sum(0.5**step * window[step]["reward"] for step in range(last + 1)))
+        assert other["next"] == window[last]["next"]
+        assert other["terminated"] == window[last]["terminated"]
+
+
+def test_a_cut_before_the_first_transition_leaves_nothing():
+    collected = Collected(0)
+    collected.cut()
+    assert len(collected.replay) == 0
+    collected.step(0)
+    assert {tick for tick, _ in drawn(collected.replay)} == {0}
+
+
+@pytest.mark.parametrize("ticks", [1, 5, 60])
+@pytest.mark.parametrize("parts", [[6], [3, 3], [2, 2, 2]])
+def test_the_replays_of_two_ranks_become_those_of_any_other_number(ticks, parts):
+    ranks = [Collected(ticks, capacity=16, num_envs=3, first_env=3 * rank) for rank in range(2)]
+    states = [one.replay.state() for one in ranks]
+    truth = {(one["tick"], one["env"]): one for rank in ranks for one in rank.transitions if one["tick"] >= ticks - 16}
+    seen = {}
+    for part, size in enumerate(parts):
+        other = Collected(0, capacity=16, num_envs=size)
+        other.replay.load_state(joined_columns(states, part * size, (part + 1) * size))
+        other.replay.cut()
+        seen |= drawn(other.replay)
+    assert seen.keys() == truth.keys()
+    for place, one in truth.items():
+        for key in ("observation", "reward", "next", "terminated"):
+            assert seen[place][key] == one[key]
 
 
 def test_last_observations_survive_the_growth_of_their_ring():

@@ -46,7 +46,10 @@ def test_two_ranks_resume_bit_for_bit(tmp_path):
 def test_another_number_of_ranks_keeps_the_replicated_state_and_says_what_starts_anew(tmp_path, before, after):
     first = job(before, tmp_path, 40)
     second = job(after, tmp_path, 90, resume=whole_checkpoints(tmp_path)[-1])
-    assert f"of {before} ranks and this job has {after}" in second[0]["warning"]
+    assert second[0]["warning"] == (
+        f"the checkpoint is of {before} rank(s) and this job has {after}: replicated state continues; environments, "
+        "replay and generators start anew"
+    )
     for rank in second[1:]:
         same(second[0], rank)
     assert second[0]["weights"]["updates"] > first[0]["weights"]["updates"]
@@ -54,6 +57,21 @@ def test_another_number_of_ranks_keeps_the_replicated_state_and_says_what_starts
     end = 90 * 8 * after
     assert end <= second[0]["env_steps"] < end + 8 * after
     assert (second[0]["env_steps"] - first[0]["env_steps"]) % (8 * after) == 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_with_as_many_environments_as_before_the_replay_continues_too(tmp_path, before, after):
+    first = job(before, tmp_path, 40, init_args={"num_envs": 24 // before})
+    second = job(after, tmp_path, 60, init_args={"num_envs": 24 // after}, resume=whole_checkpoints(tmp_path)[-1])
+    assert second[0]["warning"] == (
+        f"the checkpoint is of {before} rank(s) and this job has {after}: replicated state and replay continue; "
+        "environments and generators start anew"
+    )
+    for rank in second[1:]:
+        same(second[0], rank)
+    assert second[0]["env_steps"] == 24 * 60
+    # no tick without an update: replay is full enough at once
+    assert second[0]["weights"]["updates"] == first[0]["weights"]["updates"] + 20
 
 
 class StopOnRankOne(Hook):

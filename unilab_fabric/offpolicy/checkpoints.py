@@ -25,7 +25,7 @@ from unilab_fabric.learners.learner import Learner
 from unilab_fabric.offpolicy.collector import Collector
 from unilab_fabric.offpolicy.cycle import Cycle
 from unilab_fabric.offpolicy.nonfinite import NonfiniteUpdates
-from unilab_fabric.offpolicy.replay import Replay
+from unilab_fabric.offpolicy.replay import Replay, joined_columns
 from unilab_fabric.offpolicy.report import Reporter, tensor_of
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.parallel.replica import check_replicas, nonfinite_groups
@@ -93,8 +93,9 @@ class RunCheckpoints:
         files |= self._of_all_ranks(own)
         if self._ranks.rank == 0:
             counters = {"tick": progress.tick, "env_steps": progress.env_steps, "updates": self._cycle.updates}
+            replay = {"num_envs": self._replay.num_envs, "replay_ticks": self._replay_ticks()}
             figures = {"score": self.score, "train_s": progress.train_s}
-            writer.close(self._manifest | counters | figures, files)
+            writer.close(self._manifest | counters | replay | figures, files)
             self._prune()
         return writer.final
 
@@ -143,11 +144,7 @@ class RunCheckpoints:
         self.score, self._best = manifest["score"], replicated["best"] and tuple(replicated["best"])
         progress = Progress(tick=manifest["tick"], env_steps=manifest["env_steps"], train_s=manifest["train_s"])
         if manifest["world_size"] != self._ranks.world_size:
-            self._collector.resume_at(progress.tick, None)
-            return progress, (
-                f"the checkpoint is of {manifest['world_size']} ranks and this job has {self._ranks.world_size}: the "
-                "replicated state continues; environments, replay and generators start anew"
-            )
+            return progress, self._resume_with_other_ranks(path, manifest)
         return progress, self._resume_own(progress.tick, read_state(path, rank_file(self._ranks.rank)))
 
     def _resume_own(self, tick: int, own: dict[str, Any]) -> str:
@@ -158,12 +155,37 @@ class RunCheckpoints:
         self._learner.metrics.copy_(own["metrics"])
         slot = own["slot"]
         self._collector.resume_at(tick, None if slot is None else slot.numpy().tobytes())
-        anew = [] if slot is not None else ["environments"]
-        if slot is not None and own["replay"] is not None:
+        if own["replay"] is not None:
             self._replay.load_state(own["replay"])
-        else:
-            anew.append("replay")
-        return f"the checkpoint holds no {' and no '.join(anew)}: these start anew" if anew else ""
+            if slot is None:
+                self._replay.cut()
+        missing = [name for name, part in (("environments", slot), ("replay", own["replay"])) if part is None]
+        return f"the checkpoint holds no {' and no '.join(missing)}: these start anew" if missing else ""
+
+    def _resume_with_other_ranks(self, path: Path, manifest: dict[str, Any]) -> str:
+        """The replay, if the job has as many environments as before; returns what starts anew."""
+        self._collector.resume_at(manifest["tick"], None)
+        before, own = manifest["num_envs"], self._replay.num_envs
+        kept = (
+            before * manifest["world_size"] == own * self._ranks.world_size
+            and 0 < manifest["replay_ticks"] <= self._replay.ticks
+        )
+        if kept:
+            first = self._ranks.rank * own
+            ranks = range(first // before, -(-(first + own) // before))
+            states = [read_state(path, rank_file(rank))["replay"] for rank in ranks]
+            self._replay.load_state(joined_columns(states, first - ranks[0] * before, first + own - ranks[0] * before))
+            self._replay.cut()
+        continues = "replicated state and replay continue" if kept else "replicated state continues"
+        anew = "environments and generators" if kept else "environments, replay and generators"
+        return (
+            f"the checkpoint is of {manifest['world_size']} rank(s) and this job has {self._ranks.world_size}: "
+            f"{continues}; {anew} start anew"
+        )
+
+    def _replay_ticks(self) -> int:
+        """Ticks of replay that the checkpoint holds."""
+        return self._replay.filled_ticks if self._settings.replay else 0
 
     def _generators(self) -> dict[str, torch.Generator]:
         return {"replay": self._replay.generator, **self._learner.generators}

@@ -97,7 +97,7 @@ class OffPolicyRunner:
         with self._timed("wait"), self._ranks.doing(f"waiting for its collector at tick {self.tick}", "waits"):
             filled = self._collector.wait_filled(self.tick)
         with self._timed("commit"):
-            if self._replay.newest_tick == self.tick - 1:
+            if self._replay.streaming:
                 self._replay.commit(filled)
             else:
                 self._replay.begin(self.tick, filled)
