@@ -203,7 +203,7 @@ def test_a_fault_is_told_once_with_environment_step_and_term(caplog):
     with caplog.at_level(logging.WARNING, "unilab_fabric.envs"):
         advance(task, 2)
     assert [record.getMessage() for record in caplog.records] == [
-        "the reward is not finite in environment 2 at step 2 of its episode, in one; the episode ends there "
+        "the reward is not finite in environment 2 at step 2 of its episode, in one, reward; the episode ends there "
         "(told once, counted as Env/nonfinite_reward)"
     ]
 
@@ -292,3 +292,21 @@ def test_a_time_limit_counts_whole_control_steps(seconds, steps):
 def test_a_time_limit_without_a_step_is_refused(seconds):
     with pytest.raises(UserError, match=r"task\.episode_s"):
         control_steps(seconds, 0.02)
+
+
+def test_the_first_faults_of_each_kind_are_kept_with_their_values():
+    task = ToyTask(3)
+    task.reset()
+    task.bad_term.update({1: NAN, 2: NAN})
+    advance(task, 4)
+    task.bad_term.clear()
+    task.advance(actions(INF, 0, 0))
+    assert [(fault.kind, fault.environment) for fault in task.faults] == [
+        *[("Env/nonfinite_reward", 1), ("Env/nonfinite_reward", 2)] * 2,
+        ("Env/nonfinite_reward", 1),
+        ("Env/nonfinite_action", 0),
+    ]
+    assert task.faults[0].nonfinite == ("one", "reward")
+    assert task.faults[-1].nonfinite == ("action",)
+    assert task.faults[-1].values == {"action": [INF]}
+    assert task.totals[task._fault_row["Env/nonfinite_reward"], 0] == 8  # all are counted

@@ -21,7 +21,7 @@ def test_an_exception_is_described_with_its_traceback_and_tick(tmp_path):
         try:
             raise ValueError("nothing fits\nat all")
         except ValueError as error:
-            raise FailedAt(41, tmp_path) from error
+            raise FailedAt(41, tmp_path, lambda: None) from error
     except FailedAt as caught:
         failure = failure_of(caught, rank=2)
     assert (failure.rank, failure.tick, failure.exit_status) == (2, 41, 1)

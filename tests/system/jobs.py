@@ -81,7 +81,7 @@ class Job:
         """
         ranks = {self.process.pid: "rank 0"}
         for pid in children(self.process.pid):
-            if "unilab_fabric.launch.job" in command(pid):
+            if "unilab_fabric.launch.process" in command(pid):
                 ranks[pid] = f"rank {environment(pid).get('RANK')}"
         if len(ranks) > 1:
             ranks[self.process.pid] = "launcher"

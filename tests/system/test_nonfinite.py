@@ -75,20 +75,23 @@ def test_one_flipped_bit_is_found_and_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("poison", "tag"),
+    ("poison", "tag", "named"),
     [
-        ("actor", "Env/nonfinite_observation"),
-        ("critic", "Env/nonfinite_observation"),
-        ("reward", "Env/nonfinite_reward"),
+        ("actor", "Env/nonfinite_observation", ["actor observation[0]"]),
+        ("critic", "Env/nonfinite_observation", ["critic observation[0]"]),
+        ("reward", "Env/nonfinite_reward", ["pole_up", "reward"]),
     ],
 )
-def test_an_environment_s_value_ends_its_episode_alone(tmp_path, poison, tag):
+def test_an_environment_s_value_ends_its_episode_alone(tmp_path, poison, tag, named):
     task = ("--task=tests.system.tasks.Poisoned", f"--task.poison={poison}")
     with Job(tmp_path, *OFTEN, LENGTH, *task) as job:
         assert job.wait() == 0, job.text()
         metrics = job.summary()["metrics"]
         assert metrics[tag] == 1
         assert sum(value for name, value in metrics.items() if name.startswith("Env/")) == 1
+        (dump,) = dumps(job)
+        assert (dump["tick"], dump["rank"], dump["environment"], dump["episode_step"]) == (30, 1, 3, 30)
+        assert (dump["kind"], dump["nonfinite"]) == (tag.removeprefix("Env/"), named)
         assert job.summary()["skipped_updates"] == 0
         assert math.isfinite(metrics["Loss/critic"])
         assert_saved_state_is_finite(job)

@@ -12,6 +12,7 @@ Arrays of one component per row are (components, N), so that each component is c
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +41,25 @@ FAULTS = {
 }
 """What ends one environment's episode though the task did not: the counter's tag and what the log says."""
 
+_FAULTS_KEPT = 5
+"""Faults of each kind that are kept with their values; one that repeats at every step would fill a disk."""
+
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What ended one environment's episode though the task did not."""
+
+    kind: str
+    """A tag of `FAULTS`."""
+    environment: int
+    episode_step: int
+    """Steps since the episode began, the faulty one included."""
+    nonfinite: tuple[str, ...]
+    """Which values are not finite: reward terms by name, entries of an observation or action by number."""
+    values: dict[str, list[float]]
+    """The environment's values of that step, by what they are."""
 
 
 class StateUnavailable(Exception):
@@ -64,6 +83,8 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
     """What `totals` counts."""
     totals: NDArray[np.float64]
     """(len(metrics), 2): sum and count, added to by `advance`; whoever reads them sets them to zero."""
+    faults: list[Fault]
+    """The first faults of each kind; whoever reads them empties the list."""
 
     name: str
     """The task's name in `task_spec`."""
@@ -156,6 +177,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         self._stagger = stagger
 
         self._term_names = tuple(reward_terms)
+        self._row_names = (*self._term_names, *figures, "reward")
         weights = np.array(list(reward_terms.values()), np.float32)
         self._reward_weights = weights * np.float32(reward_factor)
         self._neutral_action = np.clip(np.float32(0), low, high)
@@ -174,7 +196,8 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         )
         self.totals = np.zeros((len(self.metrics), 2))
         self._fault_row = {tag: len(self._episode_names) + i for i, tag in enumerate(FAULTS)}
-        self._faults_told: set[str] = set()
+        self._faults_kept = dict.fromkeys(FAULTS, 0)
+        self.faults = []
 
         self.mutable = {
             "observation/actor": self.observation["actor"],
@@ -250,7 +273,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         action = self._finite(action)
         diverged = self._simulate(action)
         if diverged is not None:
-            self._fault("Env/physics_diverged", diverged)
+            self._fault("Env/physics_diverged", diverged, {})
         np.greater_equal(self.episode_length, self._time_limit, out=self.truncated)
         self._evaluate()
         if self._term_names:
@@ -300,33 +323,57 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         if np.isfinite(action).all():
             return action
         bad = _nonfinite_rows(action)
-        self._fault("Env/nonfinite_action", bad)
+        self._fault("Env/nonfinite_action", bad, {"action": action})
         return np.where(bad[:, None], self._neutral_action, action)
 
     def _find_nonfinite(self) -> None:
-        self._fault("Env/nonfinite_reward", _nonfinite_rows(self._step_rows.T))
-        for observation in self.next_observation.values():
-            self._fault("Env/nonfinite_observation", _nonfinite_rows(observation))
+        rows_of_step = (*self._step_rows[1:], self.reward)  # what is the cause first, and then the sum
+        named = {name: row[:, None] for name, row in zip(self._row_names, rows_of_step, strict=True)}
+        self._fault("Env/nonfinite_reward", _nonfinite_rows(self._step_rows.T), named)
+        for group, observation in self.next_observation.items():
+            rows = {f"{group} observation": observation}
+            self._fault("Env/nonfinite_observation", _nonfinite_rows(observation), rows)
 
-    def _fault(self, tag: str, mask: Mask) -> None:
-        """Counts these environments' fault; an environment counts once a step, by its first fault."""
+    def _fault(self, tag: str, mask: Mask, rows: Mapping[str, Array]) -> None:
+        """Counts these environments' fault; an environment counts once a step, by its first fault.
+
+        `rows` are the values (N, k) in which it shows, by what they are.
+        """
         new = np.flatnonzero(mask & ~self._faulty)
         if not new.size:
             return
         self._faulty[new] = self._any_faulty = True
         self.totals[self._fault_row[tag]] += new.size
-        if tag not in self._faults_told:
-            self._faults_told.add(tag)
-            first = int(new[0])
-            named = [name for name, row in zip(self._term_names, self.terms[:, first], strict=True) if row != row]
-            _LOG.warning(
-                "%s in environment %d at step %d of its episode%s; the episode ends there (told once, counted as %s)",
-                FAULTS[tag],
-                first,
-                self.episode_length[first],
-                f", in {', '.join(named)}" if tag == "Env/nonfinite_reward" and named else "",
-                tag,
-            )
+        for environment in new[: _FAULTS_KEPT - self._faults_kept[tag]].tolist():
+            fault = self._describe_fault(tag, environment, rows)
+            self.faults.append(fault)
+            if self._faults_kept[tag] == 0:
+                _LOG.warning(
+                    "%s in environment %d at step %d of its episode%s; the episode ends there (told once, counted as "
+                    "%s)",
+                    FAULTS[tag],
+                    environment,
+                    fault.episode_step,
+                    f", in {', '.join(fault.nonfinite)}" if fault.nonfinite else "",
+                    tag,
+                )
+            self._faults_kept[tag] += 1
+
+    def _describe_fault(self, tag: str, environment: int, rows: Mapping[str, Array]) -> Fault:
+        values = {name: block[environment].tolist() for name, block in rows.items()}
+        nonfinite = [
+            name if len(row) == 1 else f"{name}[{entry}]"
+            for name, row in values.items()
+            for entry, value in enumerate(row)
+            if not math.isfinite(value)
+        ]
+        return Fault(
+            kind=tag,
+            environment=environment,
+            episode_step=int(self.episode_length[environment]),
+            nonfinite=tuple(nonfinite),
+            values=values,
+        )
 
     def _neutralise(self) -> None:
         """Makes of a faulty step an ordinary failure: no reward, terminated, and the observation before it."""

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ _LAST_LINES = 30
 
 
 class FailedAt(Exception):
-    """Carries where the exception that caused it was raised: the tick, and the run folder that the ranks agreed on."""
+    """Carries what is known of the run that the exception behind it has ended."""
 
-    def __init__(self, tick: int, folder: Path) -> None:
+    def __init__(self, tick: int, folder: Path, end_hooks: Callable[[], None]) -> None:
+        """`tick` counts those done, `folder` is what the ranks agreed on, `end_hooks` lets the hooks come to an end."""
         super().__init__(tick, folder)
         self.tick = tick
         self.folder = folder
+        self.end_hooks = end_hooks
 
 
 @dataclass(frozen=True, kw_only=True)

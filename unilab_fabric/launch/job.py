@@ -1,33 +1,28 @@
 """`fit`, from a checked plan to an exit status: the launcher of several ranks, or the one rank itself.
 
-No torch at the top: the launcher never loads it, and a collector starts while its rank is still loading it.
+The launcher never loads torch.
 """
 
 import fcntl
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 from unilab_fabric import STARTED_AT
-from unilab_fabric.checkpoints import envs_to_resume, sweep
-from unilab_fabric.config import RunConfig, load_run_config, save_run_config
+from unilab_fabric.checkpoints import sweep
+from unilab_fabric.config import RunConfig, save_run_config
 from unilab_fabric.errors import UserError
-from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, Topology, resolve_topology
-from unilab_fabric.launch.failure import FailedAt, Failure, failure_of, forget, record, show
-from unilab_fabric.launch.preflight import Plan, banner, library_variables
-from unilab_fabric.launch.signals import StopSignals
-from unilab_fabric.launch.supervisor import Report, Supervisor
-from unilab_fabric.lifeline import die_with_parent
-from unilab_fabric.offpolicy.collector import NONFINITE, Collector, CollectorConfig
+from unilab_fabric.launch import process
+from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, Topology
+from unilab_fabric.launch.failure import Failure, forget, record, show
+from unilab_fabric.launch.preflight import Plan, banner
+from unilab_fabric.launch.supervisor import Supervisor
 
-CONFIG = "config.yaml"
 _LOCK = ".lock"
-_SAME_SIGNAL_S = 2.0
 
 
 def run_job(config: RunConfig, plan: Plan) -> int:
@@ -37,17 +32,17 @@ def run_job(config: RunConfig, plan: Plan) -> int:
     """
     topology = plan.topology
     if topology.rank > 0:  # another program starts the ranks, and rank 0 decides on the folder
-        return _run_external_rank(config, topology, plan.run_folder)
+        return process.run_external_rank(config, topology, plan.run_folder)
     folder, lock = claim_run_folder(plan.run_folder, own_name=config.training.run_name is None)
     with lock:
         forget(folder)
         sweep(folder)
-        save_run_config(config, folder / CONFIG)
+        save_run_config(config, folder / process.CONFIG)
         print(banner(replace(plan, run_folder=folder)), file=sys.stderr, flush=True)
         if topology.started_by != "us":
-            return _run_external_rank(config, topology, folder)
+            return process.run_external_rank(config, topology, folder)
         if topology.world_size == 1:
-            return _run_rank(config, topology, folder, _tell_here, started_at=STARTED_AT)
+            return process.run_rank(config, topology, folder)
         return _launch(config, topology, folder)
 
 
@@ -81,9 +76,6 @@ def claim_run_folder(folder: Path, *, own_name: bool) -> tuple[Path, IO[str]]:
     return claimed, lock
 
 
-# ---- the launcher -----------------------------------------------------------------------------------------------
-
-
 def _launch(config: RunConfig, topology: Topology, folder: Path) -> int:
     """All ranks of this machine, each a process of its own."""
     with socket.socket() as port:  # bound for as long as the job runs, so that no other program is given it
@@ -91,7 +83,7 @@ def _launch(config: RunConfig, topology: Topology, folder: Path) -> int:
         port.bind(("127.0.0.1", 0))
         environments = rank_environments(topology, os.environ, port.getsockname()[1])
         supervisor = Supervisor(
-            lambda pipe: [sys.executable, "-m", __name__, str(folder), str(pipe), str(STARTED_AT)],
+            lambda pipe: [sys.executable, "-m", process.__name__, str(folder), str(pipe), str(STARTED_AT)],
             {rank: {**os.environ, **environment} for rank, environment in environments.items()},
             folder,
             config.training.stall_timeout_s,
@@ -119,93 +111,3 @@ def rank_environments(topology: Topology, inherited: Mapping[str, str], port: in
     if "GLOO_SOCKET_IFNAME" not in inherited:  # one machine: no need to ask what its name resolves to
         job["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     return {rank: job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(topology.world_size)}
-
-
-def main(argv: Sequence[str]) -> int:
-    """A rank that `_launch` started, in the run folder, with the pipe and since the time that `argv` names."""
-    die_with_parent(int(os.environ[LAUNCHER_VARIABLE]))
-    folder, report = Path(argv[0]), Report(int(argv[1]))
-    config = load_run_config(folder / CONFIG)
-
-    def tell(outcome: int | Failure, _: Path) -> None:
-        if isinstance(outcome, int):
-            report.done(outcome)
-            return
-        report.failed(outcome)
-        if outcome.rank > 0:
-            show(outcome)  # into its log; what belongs on the terminal is the launcher's to choose
-
-    topology = resolve_topology(config.training)
-    return _run_rank(config, topology, folder, tell, started_at=float(argv[2]), same_signal_s=_SAME_SIGNAL_S)
-
-
-# ---- a rank -----------------------------------------------------------------------------------------------------
-
-Tell = Callable[[int | Failure, Path], None]
-"""Hands on how a rank ended, an exit status in good order or its failure, and in which run folder."""
-
-
-def _run_external_rank(config: RunConfig, topology: Topology, folder: Path) -> int:
-    """A rank that torchrun, SLURM or MPI has started and watches."""
-    die_with_parent(os.getppid())  # it may be killed without a word to its ranks
-    return _run_rank(config, topology, folder, _tell_here, started_at=STARTED_AT, same_signal_s=_SAME_SIGNAL_S)
-
-
-def _tell_here(outcome: int | Failure, folder: Path) -> None:
-    """For a rank without a launcher of ours: it records and shows its own failure."""
-    if isinstance(outcome, Failure):
-        if folder.is_dir() and not outcome.consequence:
-            record(outcome, folder)
-        show(outcome)
-
-
-def _run_rank(
-    config: RunConfig, topology: Topology, folder: Path, tell: Tell, *, started_at: float, same_signal_s: float = 0.0
-) -> int:
-    """One rank from start to end, its collector with it; a failure ends the process here."""
-    signals = StopSignals(lambda number: tell(128 + number, folder), same_s=same_signal_s)
-    if topology.pinned:
-        os.sched_setaffinity(0, topology.learner_cpus[topology.local_rank])
-    os.environ.update(library_variables(topology, config.training.deterministic))  # read when torch is loaded
-    try:
-        with closing(_start_collector(config, topology, folder)) as collector:
-            from unilab_fabric.launch.rank import train_rank
-
-            status = train_rank(config, topology, folder, collector, signals, started_at)
-    except Exception as error:  # the end of this rank, whatever it was: told once, in full
-        failure = failure_of(error, topology.rank)
-        tell(failure, error.folder if isinstance(error, FailedAt) else folder)
-        _end_now(failure.exit_status)
-    from unilab_fabric.launch.strategy import close_fabric
-
-    close_fabric()
-    tell(status, folder)
-    return status
-
-
-def _end_now(status: int) -> NoReturn:
-    """Ends the process without its exit handlers: a collective under way, or a graph, would hold them up for ever."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def _start_collector(config: RunConfig, topology: Topology, folder: Path) -> Collector:
-    state = None
-    if config.ckpt_path:
-        state = envs_to_resume(Path(config.ckpt_path), rank=topology.rank, world_size=topology.world_size)
-    settings = CollectorConfig(
-        class_path=config.task.class_path,
-        init_args=config.task.init_args,
-        seed=config.seed + topology.rank,
-        num_threads=topology.physics_threads,
-        cpus=topology.collector_cpus[topology.local_rank] if topology.pinned else None,
-        state_file=None if state is None else str(state),
-        rank=topology.rank,
-        nonfinite_folder=str(folder / NONFINITE),
-    )
-    return Collector(settings, rank=topology.rank, deadline_s=config.training.stall_timeout_s)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

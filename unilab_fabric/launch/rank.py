@@ -3,6 +3,7 @@
 import signal
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from unilab_fabric.launch.signals import StopSignals
 from unilab_fabric.launch.strategy import open_fabric, second_store
 from unilab_fabric.learners.precision import resolve_precision
 from unilab_fabric.offpolicy.assemble import assemble
-from unilab_fabric.offpolicy.collector import Collector
+from unilab_fabric.offpolicy.collector import NONFINITE, Collector
 from unilab_fabric.offpolicy.runner import OffPolicyRunner
 from unilab_fabric.parallel.calls import CallLog
 from unilab_fabric.parallel.presence import Presence
@@ -47,6 +48,7 @@ def train_rank(
     ranks = _ranks(config, topology, fabric)
     with ranks.doing("building its learner", "pauses"):
         runner, hooks = _build(config, topology, folder, collector, ranks, fabric.device, started_at)
+    collector.note_faults_in(folder / NONFINITE)
     signals.stop_through(lambda number: runner.stop(signal.Signals(number).name, number))
     try:
         runner.run()
@@ -55,14 +57,18 @@ def train_rank(
         ranks.barrier("end of the run")
     except Exception as error:
         runner.stop_reason = str(error).partition("\n")[0]
-        try:
-            hooks.on_end(runner, "failed")
-        except HookFailed as another:
-            print(f"warning: {another}", file=sys.stderr)
-        raise FailedAt(runner.tick, folder) from error
+        raise FailedAt(runner.tick, folder, partial(_end_hooks, runner, hooks)) from error
     if ranks.presence is not None:
         ranks.presence.close()
     return 128 + runner.stop_code if runner.stop_code > 1 else 0
+
+
+def _end_hooks(runner: OffPolicyRunner, hooks: Hooks) -> None:
+    """After a failure, of which another one would only distract."""
+    try:
+        hooks.on_end(runner, "failed")
+    except HookFailed as another:
+        print(f"warning: {another}", file=sys.stderr)
 
 
 def _ranks(config: RunConfig, topology: Topology, fabric: Fabric) -> Ranks:

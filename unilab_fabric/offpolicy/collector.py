@@ -5,6 +5,8 @@ then releases one slot a tick. The process ends when told to, when the socket cl
 """
 
 import faulthandler
+import json
+import math
 import os
 import signal
 import socket
@@ -13,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +37,7 @@ from unilab_fabric.offpolicy.slots import (
 from unilab_fabric.spaces import TaskSpec
 
 if TYPE_CHECKING:  # the learner's side needs no environment
-    from unilab_fabric.envs.vector_env import TaskEnv
+    from unilab_fabric.envs.vector_env import Fault, TaskEnv
 
 NONFINITE = "nonfinite"
 """Folder of the run that takes what is found of values that are not finite."""
@@ -58,10 +60,6 @@ class CollectorConfig:
     """Cores this process may use; None leaves the mask as it is."""
     state_file: str | None = None
     """Environment state to continue from, written by `save_state`."""
-    rank: int = 0
-    """Number of the rank."""
-    nonfinite_folder: str | None = None
-    """Where faults of environments are written; None writes none."""
 
 
 class CollectorFailed(RuntimeError):
@@ -138,6 +136,10 @@ class Collector:
         self._slots[tick % NUM_SLOTS].stop[0] = stop  # what stopped the run before does not stop this one
         self._filled = tick
         self._channel.send({"tick": tick})
+
+    def note_faults_in(self, folder: Path) -> None:
+        """From now on the first faults of each kind are described in `folder`, one file for each."""
+        self._channel.send({"faults": str(folder), "rank": self.rank})
 
     def save_state(self, path: Path, next_tick: int) -> bytes | None:
         """Writes the environments' state of the moment when `next_tick` starts; returns that tick's slot.
@@ -245,6 +247,7 @@ def _collect(channel: Channel) -> None:
     slots[tick].critic[:] = env.observation["critic"]
     slots[tick].stop[0] = _asked_to_end
     channel.signal()
+    notes = _FaultNotes()
     waiting_since = time.perf_counter()
     while True:
         message = channel.receive(None, "release a slot")  # no deadline: the rank's death closes the socket
@@ -253,10 +256,14 @@ def _collect(channel: Channel) -> None:
             tick += 1
             slot = slots[tick % NUM_SLOTS]
             _step(env, slot)
+            if env.faults:
+                notes.take(env.faults, tick)
             stepped = time.perf_counter()
             slot.collector_s[:] = stepped - started, started - waiting_since
             waiting_since = stepped
             channel.signal()
+        elif "faults" in message:
+            notes = _FaultNotes(Path(message["faults"]), message["rank"])
         elif "save" in message:
             channel.send({"saved": _save(env, Path(message["save"]))})
         else:
@@ -279,6 +286,33 @@ def _step(env: "TaskEnv", slot: Slot) -> None:
     slot.totals[:] = env.totals
     slot.stop[0] = _asked_to_end
     env.totals[:] = 0.0
+
+
+class _FaultNotes:
+    """Writes faults of environments down, where it has been told a folder."""
+
+    def __init__(self, folder: Path | None = None, rank: int = 0) -> None:
+        self._folder = folder
+        self._rank = rank
+
+    def take(self, faults: "list[Fault]", tick: int) -> None:
+        """Empties the list. A disk that takes nothing does not end the run for it."""
+        for fault in faults:
+            if self._folder is not None:
+                self._write(self._folder, fault, tick)
+        faults.clear()
+
+    def _write(self, folder: Path, fault: "Fault", tick: int) -> None:
+        kind = fault.kind.removeprefix("Env/")
+        name = f"rank-{self._rank}-tick-{tick:09d}-env-{fault.environment}-{kind}.json"
+        # numbers that are not finite are no JSON, so they are written as texts
+        values = {what: [v if math.isfinite(v) else str(v) for v in row] for what, row in fault.values.items()}
+        figures = {"tick": tick, "rank": self._rank, **asdict(fault), "kind": kind, "values": values}
+        try:
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text(json.dumps(figures, indent=2) + "\n")
+        except OSError as error:
+            print(f"warning: {folder / name} could not be written: {error}", file=sys.stderr)
 
 
 def _save(env: "TaskEnv", path: Path) -> bool:

@@ -1,0 +1,114 @@
+"""One rank as a process, from its start to its end: signals, collector, training, and a report of how it ended.
+
+No torch at the top: the collector starts while its rank is still loading it.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from unilab_fabric import STARTED_AT
+from unilab_fabric.checkpoints import envs_to_resume
+from unilab_fabric.config import RunConfig, load_run_config
+from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, Topology, resolve_topology
+from unilab_fabric.launch.failure import FailedAt, Failure, failure_of, record, show
+from unilab_fabric.launch.preflight import library_variables
+from unilab_fabric.launch.signals import StopSignals
+from unilab_fabric.launch.supervisor import Report
+from unilab_fabric.lifeline import die_with_parent
+from unilab_fabric.offpolicy.collector import Collector, CollectorConfig
+
+CONFIG = "config.yaml"
+_SAME_SIGNAL_S = 2.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """A rank that our launcher started, in the run folder, with the pipe and since the time that `argv` names."""
+    die_with_parent(int(os.environ[LAUNCHER_VARIABLE]))
+    folder, report, started_at = Path(argv[0]), Report(int(argv[1])), float(argv[2])
+    config = load_run_config(folder / CONFIG)
+    topology = resolve_topology(config.training)
+    return run_rank(config, topology, folder, report, started_at=started_at, same_signal_s=_SAME_SIGNAL_S)
+
+
+def run_external_rank(config: RunConfig, topology: Topology, folder: Path) -> int:
+    """A rank that torchrun, SLURM or MPI has started and watches."""
+    die_with_parent(os.getppid())  # it may be killed without a word to its ranks
+    return run_rank(config, topology, folder, same_signal_s=_SAME_SIGNAL_S)
+
+
+def run_rank(
+    config: RunConfig,
+    topology: Topology,
+    folder: Path,
+    report: Report | None = None,
+    *,
+    started_at: float = STARTED_AT,
+    same_signal_s: float = 0.0,
+) -> int:
+    """Trains; returns the exit status, 0 or 128 plus a signal's number. A failure ends the process here.
+
+    `report` goes to our launcher, if there is one; without it the rank records and shows its own failure. For the
+    other two see `train_rank` and `StopSignals`.
+    """
+    signals = StopSignals(lambda number: report.done(128 + number) if report else None, same_s=same_signal_s)
+    if topology.pinned:
+        os.sched_setaffinity(0, topology.learner_cpus[topology.local_rank])
+    os.environ.update(library_variables(topology, config.training.deterministic))  # read when torch is loaded
+    collector = None
+    try:
+        collector = _start_collector(config, topology)
+        from unilab_fabric.launch.rank import train_rank
+
+        status = train_rank(config, topology, folder, collector, signals, started_at)
+    except Exception as error:  # the end of this rank, whatever it was
+        failure = failure_of(error, topology.rank)
+        if report is not None:
+            report.failed(failure)  # first of all, so that it is taken for the cause of what follows
+        if isinstance(error, FailedAt):
+            error.end_hooks()
+            folder = error.folder
+        if collector is not None:
+            collector.close()
+        _leave(failure, folder, told=report is not None)
+    collector.close()
+    from unilab_fabric.launch.strategy import close_fabric
+
+    close_fabric()
+    if report is not None:
+        report.done(status)
+    return status
+
+
+def _leave(failure: Failure, folder: Path, *, told: bool) -> NoReturn:
+    """Ends the process without its exit handlers: a collective under way, or a graph, would hold them up for ever."""
+    if not told:
+        if folder.is_dir() and not failure.consequence:
+            record(failure, folder)
+        show(failure)
+    elif failure.rank > 0:
+        show(failure)  # into its log; what belongs on the terminal is the launcher's to choose
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(failure.exit_status)
+
+
+def _start_collector(config: RunConfig, topology: Topology) -> Collector:
+    state = None
+    if config.ckpt_path:
+        state = envs_to_resume(Path(config.ckpt_path), rank=topology.rank, world_size=topology.world_size)
+    settings = CollectorConfig(
+        class_path=config.task.class_path,
+        init_args=config.task.init_args,
+        seed=config.seed + topology.rank,
+        num_threads=topology.physics_threads,
+        cpus=topology.collector_cpus[topology.local_rank] if topology.pinned else None,
+        state_file=None if state is None else str(state),
+    )
+    return Collector(settings, rank=topology.rank, deadline_s=config.training.stall_timeout_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
