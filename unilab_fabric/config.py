@@ -147,13 +147,13 @@ LEARNERS = {"FastSAC": "unilab_fabric.learners.fast_sac.config.FastSAC"}
 """Short name and import path of each shipped learner's configuration."""
 
 LOGGERS = {
-    "CSVLogger": "lightning.fabric.loggers.CSVLogger",
+    "CSVLogger": "unilab_fabric.hooks.csv_logger.CSVLogger",
     "CometLogger": "lightning.pytorch.loggers.CometLogger",
     "MLFlowLogger": "lightning.pytorch.loggers.MLFlowLogger",
     "TensorBoardLogger": "lightning.fabric.loggers.TensorBoardLogger",
     "WandbLogger": "lightning.pytorch.loggers.WandbLogger",
 }
-"""Short name and import path of Lightning's loggers; any other class of that interface goes by its import path."""
+"""Short name and import path of loggers; any other class of Lightning's interface goes by its import path."""
 
 _DEFAULT_CLASS: Mapping[Section, str] = {"task": "missing", "learner": "FastSAC", "logger": "TensorBoardLogger"}
 """Class of a section that names none; a task must be named."""

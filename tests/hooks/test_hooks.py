@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -34,7 +35,7 @@ def interval(seconds, env_steps, updates=10, wait=0.5):
 
 
 def test_metrics_stand_in_the_run_folder_on_the_axis_of_environment_steps(run):
-    hook = MetricsLogger(build_logger(ClassConfig(class_path=TENSORBOARD), run.folder))
+    hook = MetricsLogger("it", partial(build_logger, ClassConfig(class_path=TENSORBOARD), run.folder))
     for run.env_steps, value in [(160, 1.5), (320, 2.5)]:
         hook.on_log(run, {"Train/mean_reward": value})
     hook.on_end(run, "completed")
@@ -42,6 +43,18 @@ def test_metrics_stand_in_the_run_folder_on_the_axis_of_environment_steps(run):
     events = EventAccumulator(str(run.folder))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("Train/mean_reward")] == [(160, 1.5), (320, 2.5)]
+
+
+def test_a_resumed_run_hides_what_a_killed_one_reported_after_its_checkpoint(run):
+    config = ClassConfig(class_path=TENSORBOARD)
+    for purge_step, steps in [(None, (100, 200, 300)), (201, (250, 300))]:
+        hook = MetricsLogger("it", partial(build_logger, config, run.folder, purge_step))
+        for run.env_steps in steps:
+            hook.on_log(run, {"a": 1.0 if purge_step is None else 2.0})
+        hook.on_end(run, "failed")
+    events = EventAccumulator(str(run.folder))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("a")] == [(100, 1), (200, 1), (250, 2), (300, 2)]
 
 
 def test_a_logger_keeps_the_place_that_its_configuration_names(run, tmp_path):

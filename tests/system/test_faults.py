@@ -335,6 +335,7 @@ def test_a_tracker_that_starts_slowly_is_opened_once_and_holds_nobody_up(tmp_pat
     with Job(tmp_path, "--devices=2", "--training.max_env_steps=3200", *slow) as job:
         assert job.wait() == 0, job.text()
         assert (tmp_path / "openings").read_text() == "opened\n"
+        assert "warning" not in job.text()  # the whole run took less than it says it waits
 
 
 def test_a_rank_that_builds_slowly_is_waited_for_and_named(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
+from unilab_fabric.checkpoints import read_manifest
 from unilab_fabric.config import RunConfig, build_learner_config, to_plain
 from unilab_fabric.hooks.hook import Hook, HookFailed, Hooks
 from unilab_fabric.hooks.metrics import MetricsLogger, build_logger
@@ -126,8 +127,10 @@ def _build(
 
 def _rank_zero_hooks(config: RunConfig, topology: Topology, folder: Path, started_at: float) -> list[Hook]:
     figures = asdict(topology) | {"world_size": topology.world_size}
+    purge_step = read_manifest(Path(config.ckpt_path))["env_steps"] + 1 if config.ckpt_path else None
+    name, build = config.logger.class_path.rpartition(".")[2], partial(build_logger, config.logger, folder, purge_step)
     return [
         Progress(),
-        MetricsLogger(build_logger(config.logger, folder)),
+        MetricsLogger(name, build),
         Summary(figures, config.seed, started_at),
     ]
