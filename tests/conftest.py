@@ -3,7 +3,7 @@
 import os
 
 _PREFIXES = ("LT_", "SLURM_", "OMPI_", "TORCHELASTIC_", "MASTER_")
-_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "UNILAB_FABRIC_LAUNCHER")
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 
 for _name in list(os.environ):
     if _name.startswith(_PREFIXES) or _name in _RANKS:

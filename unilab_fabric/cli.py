@@ -5,6 +5,7 @@ Bad input is one line on standard error for each problem, and exit status 2, bef
 
 import inspect
 import json
+import os
 import platform
 import re
 import signal
@@ -73,12 +74,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def fit(tokens: Sequence[str]) -> int:
     """Train a policy."""
+    from unilab_fabric.launch.preflight import NUMPY_VARIABLES, preflight
+
+    os.environ.update(NUMPY_VARIABLES)  # before NumPy is loaded
     resolved = _resolve_run("fit", tokens)
     if resolved is None:
         return 0
     config, notes = resolved
-    from unilab_fabric.launch.preflight import preflight
-
     plan = preflight(config, notes)
     from unilab_fabric.launch.job import run_job
 

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from unilab_fabric.config import TrainingConfig
 from unilab_fabric.errors import UserErrors
 from unilab_fabric.launch import affinity, devices
 from unilab_fabric.launch.affinity import Core
-from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, resolve_topology
+from unilab_fabric.launch.devices import load_topology, resolve_topology
 
 
 @pytest.fixture
@@ -213,8 +214,17 @@ MPI = {
 }
 
 
+@pytest.fixture
+def mpi4py(monkeypatch):
+    monkeypatch.setattr("unilab_fabric.launch.devices.mpi4py_is_missing", lambda: False)
+
+
+def test_mpi_without_the_package_that_sees_it_is_refused(machine):
+    assert problems(2, MPI, num_nodes=2) == ["OMPI_COMM_WORLD_SIZE is 4; to train under MPI, install mpi4py"]
+
+
 @pytest.mark.parametrize(("starter", "environ"), [("torchrun", TORCHRUN), ("slurm", SLURM), ("mpi", MPI)])
-def test_who_started_the_processes_decides_rank_and_machine(machine, starter, environ):
+def test_who_started_the_processes_decides_rank_and_machine(machine, mpi4py, starter, environ):
     for asked in (2, "auto"):
         topology = resolve(asked, environ, num_nodes=2)
         assert topology.started_by == starter
@@ -225,7 +235,7 @@ def test_who_started_the_processes_decides_rank_and_machine(machine, starter, en
 @pytest.mark.parametrize(
     ("environ", "name"), [(TORCHRUN, "torchrun"), (SLURM, "SLURM"), (MPI, "MPI")], ids=["torchrun", "slurm", "mpi"]
 )
-def test_a_world_of_another_size_than_asked_is_refused(machine, environ, name):
+def test_a_world_of_another_size_than_asked_is_refused(machine, mpi4py, environ, name):
     assert problems(None, environ, num_nodes=2) == [
         f"training.devices is null; that is 1 rank on this machine, but {name} started 2; the two must agree"
     ]
@@ -285,17 +295,6 @@ def test_a_variable_that_is_no_number_is_named(machine):
     assert problems(2, {"TORCHELASTIC_RUN_ID": "none"})[0].startswith("WORLD_SIZE is not set; ")
 
 
-def test_a_rank_that_our_launcher_started_knows_its_number(machine):
-    ours = {LAUNCHER_VARIABLE: str(os.getppid()), "WORLD_SIZE": "3", "LOCAL_RANK": "2", "RANK": "2"}
-    topology = resolve(3, ours)
-    assert (topology.rank, topology.world_size, topology.started_by) == (2, 3, "us")
-
-
-def test_the_mark_of_our_launcher_counts_only_in_its_own_children(machine):
-    stale = {LAUNCHER_VARIABLE: "1000000000", "LOCAL_RANK": "1"}
-    assert problems(2, stale)[0].startswith("LOCAL_RANK is 1; left over")
-
-
 def test_torch_is_not_loaded_where_no_driver_is_visible():
     if any(os.path.exists(file) for file in devices._DRIVER_FILES):
         pytest.skip("an NVIDIA driver is visible")
@@ -307,3 +306,11 @@ def test_torch_is_not_loaded_where_no_driver_is_visible():
         "assert 'torch' not in sys.modules and 'lightning' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_topology_survives_being_told_to_another_rank(machine):
+    machine(cuda=2)
+    topology = resolve(2)
+    other = load_topology(topology.dump(), local_rank=1)
+    assert other == dataclasses.replace(topology, local_rank=1)
+    assert (topology.rank, other.rank) == (0, 1)

@@ -83,7 +83,7 @@ def test_the_banner_names_every_variable_that_a_run_sets():
     for variables in rank_environments(plan.topology, os.environ, port=1234).values():
         assert variables.keys() <= plan.environment.keys()
         for name, value in variables.items():
-            assert plan.environment[name] in (value, "0..1", "(a free one)", "(process id)")
+            assert plan.environment[name] in (value, "0..1", "(a free one)")
     for name in plan.environment:
         assert f"{name}=" in banner(plan)
 

@@ -28,7 +28,8 @@ def outcome(folder, *scripts, deadline_s=30.0):
         rank: {**os.environ, "RANK": str(rank), "SCRIPT": START + script} for rank, script in enumerate(scripts)
     }
     command = "import os; exec(os.environ['SCRIPT'])"
-    supervisor = Supervisor(lambda pipe: [sys.executable, "-c", command, str(pipe)], environments, folder, deadline_s)
+    words = [sys.executable, "-c", command]
+    supervisor = Supervisor(lambda pipe: [*words, str(pipe)], environments, None, folder, deadline_s)
     pids = [rank.process.pid for rank in supervisor._ranks.values()]
     try:
         return supervisor.run()

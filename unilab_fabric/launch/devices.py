@@ -1,17 +1,16 @@
 """From `training.devices` to one rank per device, or to every problem with it; decided once, before anything starts."""
 
+import importlib.util
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from unilab_fabric.config import TrainingConfig
 from unilab_fabric.errors import Problems, UserError
 from unilab_fabric.launch.affinity import affinity_mask, allowed_cores, cpus_of, physical_cores, split_cores
-
-LAUNCHER_VARIABLE = "UNILAB_FABRIC_LAUNCHER"
-"""Our launcher sets it to its own process id in the ranks it starts; without it rank variables are left-overs."""
 
 Accelerator = Literal["cpu", "cuda"]
 Devices = int | list[int] | Literal["auto"] | None
@@ -50,6 +49,10 @@ class Topology:
     pinned: bool
     """Whether ranks and collectors are held to these CPUs; with one rank the system places the threads."""
 
+    def dump(self) -> str:
+        """As text, which `load_topology` reads back."""
+        return json.dumps(asdict(self))
+
     @property
     def local_world_size(self) -> int:
         """Ranks of this machine."""
@@ -72,6 +75,14 @@ class Topology:
         return tuple(tuple(cpu for cpu in cpus if cpu not in physics) or cpus for cpus, physics in pairs)
 
 
+def load_topology(text: str, local_rank: int) -> Topology:
+    """What `Topology.dump` wrote, as another rank of the same machine sees it."""
+    fields = json.loads(text)
+    for name in ("cpus", "collector_cpus"):
+        fields[name] = tuple(map(tuple, fields[name]))
+    return Topology(**{**fields, "devices": tuple(fields["devices"]), "local_rank": local_rank})
+
+
 def resolve_topology(training: TrainingConfig, environ: Mapping[str, str] = os.environ) -> Topology:
     """Ranks, devices and cores for `training` in this environment.
 
@@ -84,6 +95,8 @@ def resolve_topology(training: TrainingConfig, environ: Mapping[str, str] = os.e
         _check_fabric_variables(environ)
     with problems.gathered():
         started = _who_started(environ)
+    if started.by == "mpi" and mpi4py_is_missing():  # Fabric would not see MPI, and every rank would train alone
+        problems.add("OMPI_COMM_WORLD_SIZE", started.world_size, "to train under MPI, install mpi4py")
     with problems.gathered():
         accelerator, available = _accelerator(training)
         devices = _devices(training.devices, accelerator, available, started)
@@ -115,6 +128,11 @@ def cuda_device_count() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def mpi4py_is_missing() -> bool:
+    """Whether the package by which Fabric sees MPI is not installed."""
+    return importlib.util.find_spec("mpi4py") is None
 
 
 # who started this process
@@ -158,9 +176,6 @@ def _who_started(environ: Mapping[str, str]) -> _Started:
             node_rank=number["OMPI_COMM_WORLD_RANK"] // max(1, number["OMPI_COMM_WORLD_LOCAL_SIZE"]),
             local_rank=number["OMPI_COMM_WORLD_LOCAL_RANK"],
         )
-    if environ.get(LAUNCHER_VARIABLE) == str(os.getppid()):
-        ranks = number["WORLD_SIZE"]  # our launcher starts the ranks of one machine only
-        return _Started(by="us", world_size=ranks, local_world_size=ranks, local_rank=number["LOCAL_RANK"])
     return _Started(by="us")
 
 

@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from unilab_fabric import STARTED_AT
 from unilab_fabric.checkpoints import sweep
 from unilab_fabric.config import RunConfig, save_run_config
 from unilab_fabric.errors import UserError
 from unilab_fabric.launch import process
-from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, Topology
+from unilab_fabric.launch.devices import Topology
 from unilab_fabric.launch.failure import Failure, forget, record, show
-from unilab_fabric.launch.preflight import Plan, banner
+from unilab_fabric.launch.preflight import Plan, banner, library_variables
 from unilab_fabric.launch.supervisor import Supervisor
 
 _LOCK = ".lock"
@@ -54,7 +53,7 @@ def claim_run_folder(folder: Path, *, own_name: bool) -> tuple[Path, IO[str]]:
     """
     number = 1
     claimed = folder
-    while own_name and not folder.exists():
+    while own_name:
         try:
             claimed.mkdir(parents=True)
             break
@@ -81,10 +80,12 @@ def _launch(config: RunConfig, topology: Topology, folder: Path) -> int:
     with socket.socket() as port:  # bound for as long as the job runs, so that no other program is given it
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # and rank 0 may listen there all the same
         port.bind(("127.0.0.1", 0))
+        libraries = library_variables(topology, config.training.deterministic)
         environments = rank_environments(topology, os.environ, port.getsockname()[1])
         supervisor = Supervisor(
-            lambda pipe: [sys.executable, "-m", process.__name__, str(folder), str(pipe), str(STARTED_AT)],
-            {rank: {**os.environ, **environment} for rank, environment in environments.items()},
+            lambda pipe: process.rank_command(folder, pipe, topology),
+            {rank: {**os.environ, **libraries, **environment} for rank, environment in environments.items()},
+            topology.learner_cpus if topology.pinned else None,
             folder,
             config.training.stall_timeout_s,
         )
@@ -101,7 +102,6 @@ def _launch(config: RunConfig, topology: Topology, folder: Path) -> int:
 def rank_environments(topology: Topology, inherited: Mapping[str, str], port: int) -> dict[int, dict[str, str]]:
     """The variables that each rank is given."""
     job = {
-        LAUNCHER_VARIABLE: str(os.getpid()),
         "WORLD_SIZE": str(topology.world_size),
         "LOCAL_WORLD_SIZE": str(topology.world_size),
         "NODE_RANK": "0",

@@ -14,8 +14,11 @@ from unilab_fabric.checkpoints import read_manifest, verify
 from unilab_fabric.config import RunConfig, build_learner_config
 from unilab_fabric.errors import Problems, UserError
 from unilab_fabric.launch.affinity import cgroup_folders
-from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, Topology, resolve_topology
+from unilab_fabric.launch.devices import Topology, resolve_topology
 from unilab_fabric.spaces import TaskSpec
+
+NUMPY_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}
+"""For NumPy's own thread pool, which starts when NumPy is loaded, with every core; a rank has no use for it."""
 
 _ROOT = Path("/")
 
@@ -152,7 +155,8 @@ def replay_bytes(ticks: int, spec: TaskSpec) -> int:
 
 def library_variables(topology: Topology, deterministic: bool) -> dict[str, str]:
     """What each rank sets for the libraries it loads afterwards."""
-    variables = {"OMP_NUM_THREADS": str(topology.learner_threads)}
+    threads = str(topology.learner_threads)
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **NUMPY_VARIABLES}
     if topology.accelerator == "cuda" and deterministic:
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses to be deterministic
     return variables
@@ -173,7 +177,6 @@ def variables_we_set(
             "LOCAL_WORLD_SIZE": str(topology.world_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "(a free one)",
-            LAUNCHER_VARIABLE: "(process id)",
         }
         if "GLOO_SOCKET_IFNAME" not in environ:
             variables["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
@@ -193,7 +196,8 @@ def new_run_folder(config: RunConfig) -> Path:
 
 def check_run_folder(folder: Path, config: RunConfig) -> None:
     """Raises UserError where the folder cannot be written, or holds another run than the one to continue."""
-    if folder.is_dir() and any(folder.iterdir()) and not _continues(folder, config):
+    named = config.training.run_name is not None  # a name of ours gives way when the folder is made
+    if named and folder.is_dir() and any(folder.iterdir()) and not _continues(folder, config):
         raise UserError(
             "training.run_name",
             folder.name,
@@ -306,7 +310,8 @@ def _topology_lines(topology: Topology, precision: str) -> list[str]:
     count = topology.world_size
     where = "the CPU" if topology.accelerator == "cpu" else f"CUDA devices {_numbers(topology.devices)}"
     backend = {"cpu": "gloo", "cuda": "NCCL"}[topology.accelerator] if count > 1 else "no process group"
-    machines = f" of each of {topology.num_nodes} machines" if topology.num_nodes > 1 else ""
+    if topology.num_nodes > 1:
+        where = f"{topology.num_nodes} machines, {topology.local_world_size} each on {where}"
     starter = f"started by {topology.started_by}" if topology.started_by != "us" else "started by this command"
     held = "held to them" if topology.pinned else "not pinned"
     cores = "; ".join(
@@ -316,7 +321,7 @@ def _topology_lines(topology: Topology, precision: str) -> list[str]:
         )
     )
     return [
-        f"  ranks      {count} on {where}{machines}, {starter}; {backend}; precision {precision}",
+        f"  ranks      {count} on {where}, {starter}; {backend}; precision {precision}",
         f"  cores      {cores}; {held}",
         f"  threads    per rank: physics {topology.physics_threads}, learner {topology.learner_threads}",
     ]

@@ -12,7 +12,7 @@ from typing import NoReturn
 from unilab_fabric import STARTED_AT
 from unilab_fabric.checkpoints import envs_to_resume
 from unilab_fabric.config import RunConfig, load_run_config
-from unilab_fabric.launch.devices import LAUNCHER_VARIABLE, Topology, resolve_topology
+from unilab_fabric.launch.devices import Topology, load_topology
 from unilab_fabric.launch.failure import FailedAt, Failure, failure_of, record, show
 from unilab_fabric.launch.preflight import library_variables
 from unilab_fabric.launch.signals import StopSignals
@@ -25,12 +25,26 @@ _SAME_SIGNAL_S = 2.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """A rank that our launcher started, in the run folder, with the pipe and since the time that `argv` names."""
-    die_with_parent(int(os.environ[LAUNCHER_VARIABLE]))
-    folder, report, started_at = Path(argv[0]), Report(int(argv[1])), float(argv[2])
-    config = load_run_config(folder / CONFIG)
-    topology = resolve_topology(config.training)
-    return run_rank(config, topology, folder, report, started_at=started_at, same_signal_s=_SAME_SIGNAL_S)
+    """A rank that our launcher started, with the arguments that `rank_command` lists."""
+    launcher, folder, pipe, started_at, topology = argv
+    die_with_parent(int(launcher))
+    return run_rank(
+        load_run_config(Path(folder) / CONFIG),
+        load_topology(topology, local_rank=int(os.environ["LOCAL_RANK"])),
+        Path(folder),
+        Report(int(pipe)),
+        started_at=float(started_at),
+        same_signal_s=_SAME_SIGNAL_S,
+    )
+
+
+def rank_command(folder: Path, pipe: int, topology: Topology) -> list[str]:
+    """The command of a rank, for its launcher, which is this process.
+
+    The topology comes along as it was decided once: a rank, held to its own cores, could not decide it again.
+    """
+    arguments = [os.getpid(), folder, pipe, STARTED_AT, topology.dump()]
+    return [sys.executable, "-m", __spec__.name, *map(str, arguments)]
 
 
 def run_external_rank(config: RunConfig, topology: Topology, folder: Path) -> int:
@@ -53,9 +67,9 @@ def run_rank(
     `report` goes to our launcher, if there is one; without it the rank records and shows its own failure. For the
     other two see `train_rank` and `StopSignals`.
     """
-    signals = StopSignals(lambda number: report.done(128 + number) if report else None, same_s=same_signal_s)
-    if topology.pinned:
+    if topology.pinned:  # before there is a second thread, as each one keeps the mask it was started with
         os.sched_setaffinity(0, topology.learner_cpus[topology.local_rank])
+    signals = StopSignals(lambda number: report.done(128 + number) if report else None, same_s=same_signal_s)
     os.environ.update(library_variables(topology, config.training.deterministic))  # read when torch is loaded
     collector = None
     try:

@@ -42,6 +42,7 @@ def train_rank(
     run once it had been built.
     """
     torch.set_num_threads(topology.learner_threads)
+    torch.set_num_interop_threads(1)  # nothing of ours runs side by side inside torch
     torch.use_deterministic_algorithms(config.training.deterministic)
     fabric = open_fabric(topology, config.training.stall_timeout_s)
     if topology.started_by != "us":

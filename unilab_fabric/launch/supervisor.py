@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ class Report:
             data = json.dumps(message).encode() + b"\n"
             while data:
                 data = data[os.write(self._descriptor, data) :]
+
+
+@contextmanager
+def _held_to(cpus: Sequence[int] | None) -> Iterator[None]:
+    """A process that is started within it inherits these cores, before any library of its makes a thread."""
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @dataclass
@@ -82,10 +97,11 @@ class Supervisor:
         self,
         command: Callable[[int], Sequence[str]],
         environments: Mapping[int, Mapping[str, str]],
+        cpus: Sequence[Sequence[int]] | None,
         folder: Path,
         deadline_s: float,
     ) -> None:
-        """Starts one process for each rank of `environments`, `command(descriptor of its pipe)`.
+        """Starts one process for each rank of `environments`, `command(descriptor of its pipe)`, held to its `cpus`.
 
         The output of rank 0 goes where ours goes, that of the others to `rank-<r>.log` in `folder`. A rank that has
         not ended `deadline_s` [s] after another one was done has failed. Call it from the main thread: the ranks end
@@ -98,7 +114,8 @@ class Supervisor:
         self._before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         for rank, environment in environments.items():
             log = folder / f"rank-{rank}.log" if rank else None
-            self._ranks[rank] = self._start(command, environment, log)
+            with _held_to(None if cpus is None else cpus[rank]):
+                self._ranks[rank] = self._start(command, environment, log)
 
     def run(self) -> int | Failure:
         """Waits until the job is over: its exit status, or the failure that ended it; no rank is left then."""
