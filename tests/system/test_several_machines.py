@@ -28,13 +28,13 @@ class Cluster:
         self.folder = folder
         self.commands = []
 
-    def start(self, *words, **variables):
+    def start(self, *words, folder=None, **variables):
         output = self.folder / f"output {len(self.commands)}.txt"
         with output.open("ab") as file:
             self.commands.append(
                 subprocess.Popen(
                     [sys.executable, *words],
-                    cwd=self.folder,
+                    cwd=folder or self.folder,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -183,6 +183,20 @@ def test_one_agent_that_is_asked_to_end_stops_all_ranks_with_a_checkpoint(cluste
     assert newest.name == f"tick-{summary['ticks']:09d}"
     verify(newest)
     assert not (cluster.run() / "failure.json").exists()
+
+
+def test_machines_that_share_no_disk_are_refused(cluster, tmp_path):
+    elsewhere = tmp_path / "another disk"
+    elsewhere.mkdir()
+    port = free_port()
+    for node, folder in enumerate((tmp_path, elsewhere)):
+        agent = ["-m", "torch.distributed.run", "--nnodes=2", f"--node_rank={node}", "--nproc_per_node=1"]
+        address = ["--master_addr=127.0.0.1", f"--master_port={port}"]
+        cluster.start(*agent, *address, *FIT, "--devices=1", "--training.num_nodes=2", LENGTH, folder=folder)
+    assert all(cluster.statuses())
+    (line,) = (line for line in cluster.text().splitlines() if line.startswith("error: training.log_root"))
+    assert "rank 1 on " in line
+    assert line.endswith("which rank 0 has made; allowed: a folder that all machines share")
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, 1), (1, 2)])

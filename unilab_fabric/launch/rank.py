@@ -1,7 +1,9 @@
 """One rank of an off-policy job: builds the parts on its device and runs the loop."""
 
 import signal
+import socket
 import sys
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,12 +13,14 @@ from lightning.fabric import Fabric
 
 from unilab_fabric.checkpoints import read_manifest
 from unilab_fabric.config import RunConfig, build_learner_config, to_plain
+from unilab_fabric.errors import UserError
 from unilab_fabric.hooks.hook import Hook, HookFailed, Hooks
 from unilab_fabric.hooks.metrics import MetricsLogger, build_logger
 from unilab_fabric.hooks.progress import Progress
 from unilab_fabric.hooks.summary import Summary
 from unilab_fabric.launch.devices import Topology
 from unilab_fabric.launch.failure import FailedAt
+from unilab_fabric.launch.process import CONFIG
 from unilab_fabric.launch.signals import StopSignals
 from unilab_fabric.launch.strategy import open_fabric, second_store
 from unilab_fabric.learners.precision import resolve_precision
@@ -26,6 +30,9 @@ from unilab_fabric.offpolicy.runner import OffPolicyRunner
 from unilab_fabric.parallel.calls import CallLog
 from unilab_fabric.parallel.presence import Presence
 from unilab_fabric.parallel.reduce import Ranks
+
+_SHARED_DISK_S = 10.0
+"""Seconds [s] that a shared disk may take to show what another machine has written."""
 
 
 def train_rank(
@@ -46,7 +53,7 @@ def train_rank(
     torch.use_deterministic_algorithms(config.training.deterministic)
     fabric = open_fabric(topology, config.training.stall_timeout_s)
     if topology.started_by != "us":
-        folder = Path(fabric.broadcast(str(folder)))
+        folder = _shared(Path(fabric.broadcast(str(folder))), fabric.global_rank)
     ranks = _ranks(config, topology, fabric)
     with ranks.doing("building its learner", "pauses"):
         runner, hooks = _build(config, topology, folder, collector, ranks, fabric.device, started_at)
@@ -71,6 +78,17 @@ def _end_hooks(runner: OffPolicyRunner, hooks: Hooks) -> None:
         hooks.on_end(runner, "failed")
     except HookFailed as another:
         print(f"warning: {another}", file=sys.stderr)
+
+
+def _shared(folder: Path, rank: int) -> Path:
+    """The run folder, once this machine sees it. Raises UserError where it does not."""
+    deadline = time.monotonic() + _SHARED_DISK_S
+    while not (folder / CONFIG).is_file():
+        if time.monotonic() > deadline:
+            where = f"rank {rank} on {socket.gethostname()} does not see {folder}, which rank 0 has made"
+            raise UserError("training.log_root", folder.parent, f"{where}; allowed: a folder that all machines share")
+        time.sleep(0.1)
+    return folder
 
 
 def _ranks(config: RunConfig, topology: Topology, fabric: Fabric) -> Ranks:
