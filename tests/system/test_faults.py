@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.system.jobs import ENDLESS, Job
 from tests.system.tasks import mark
@@ -209,6 +210,28 @@ def test_a_job_of_one_rank_ends_too(tmp_path, ends, victim, number):
         else:
             asked(job, victim, number, "steady", status)
         assert_last_checkpoint_is_whole(job)
+
+
+def test_two_ranks_that_are_killed_and_resumed_come_to_the_same_bits(tmp_path):
+    length = f"--training.max_env_steps={2 * 8 * 150}"
+    folders = [tmp_path / "straight", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+    with Job(folders[0], "--devices=2", length) as job:
+        assert job.wait() == 0, job.text()
+    with Job(folders[1], "--devices=2", length, "--checkpoint.every=10") as job:
+        processes = job.training(ranks=2)
+        os.kill(processes["rank 1"], KILL)
+        assert job.all_gone()
+    with Job(folders[1], "--devices=2", length, "--ckpt_path=last") as job:
+        assert job.wait() == 0, job.text()
+        assert "start anew" not in job.text()
+    for name in ("replicated.pt", "rank-0.pt", "rank-1.pt"):
+        straight, resumed = (
+            torch.load(whole_checkpoints(folder / "runs" / "run")[-1] / name, weights_only=True) for folder in folders
+        )
+        for part in {"learner", "replay", "generators"} & straight.keys():
+            assert all(torch.equal(straight[part][key], resumed[part][key]) for key in straight[part])
 
 
 # exceptions
