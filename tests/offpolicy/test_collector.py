@@ -195,3 +195,34 @@ def test_environments_without_state_say_so(start, tmp_path):
     list(walk(collector, 3))
     assert collector.save_state(tmp_path / "envs.npz", 3) is None
     assert not (tmp_path / "envs.npz").exists()
+
+
+def resident_kb(pid):
+    """Memory that a process holds [kB]."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1])
+
+
+def test_a_learner_that_pauses_costs_the_collector_no_memory(start):
+    collector = start("unilab_fabric.envs.tasks.cartpole.CartpoleSwingup", num_envs=64)
+    collector.connect()
+    list(walk(collector, 200))
+    before = resident_kb(collector.pid)
+    time.sleep(2)  # there is nowhere to queue what it could collect meanwhile
+    assert resident_kb(collector.pid) - before < 64
+    list(walk(collector, 200, first=200))
+    assert resident_kb(collector.pid) - before < 1024
+
+
+def test_collectors_that_come_and_go_leave_nothing(start):
+    segments = Path("/dev/shm")
+    before = (len(os.listdir("/proc/self/fd")), set(segments.iterdir()) if segments.is_dir() else set())
+    for _ in range(8):
+        collector = start()
+        collector.connect()
+        list(walk(collector, 2))
+        collector.close()
+        assert gone(collector.pid)
+    after = (len(os.listdir("/proc/self/fd")), set(segments.iterdir()) if segments.is_dir() else set())
+    assert after[0] <= before[0] + 1
+    assert after[1] <= before[1]

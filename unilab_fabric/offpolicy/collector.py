@@ -152,8 +152,9 @@ class Collector:
         return slot if saved else None
 
     def close(self) -> None:
-        """Ends the process: asks, then makes it."""
+        """Ends the process: asks, then makes it; lets go of the slots."""
         self._channel.close()
+        self._slots = ()
         try:
             self._process.wait(_EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
