@@ -143,7 +143,10 @@ Section = Literal["task", "learner", "logger"]
 SECTIONS: tuple[Section, ...] = ("task", "learner", "logger")
 """Parts of a run that are a class with its own arguments."""
 
-LEARNERS = {"FastSAC": "unilab_fabric.learners.fast_sac.config.FastSAC"}
+LEARNERS = {
+    "FastSAC": "unilab_fabric.learners.fast_sac.config.FastSAC",
+    "FlashSAC": "unilab_fabric.learners.flash_sac.config.FlashSAC",
+}
 """Short name and import path of each shipped learner's configuration."""
 
 LOGGERS = {

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from unilab_fabric.learners.fast_sac.losses import actor_loss, soft_bellman, temperature_gradient
+from unilab_fabric.learners.fast_sac.losses import actor_loss
+from unilab_fabric.learners.soft import soft_bellman, temperature_gradient
 
 
 def test_the_soft_bellman_operator_by_hand():

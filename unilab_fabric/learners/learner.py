@@ -38,6 +38,8 @@ class Learner(Protocol):
     broadcast at the start, compared by the replica check, saved and loaded in place."""
     layouts: Layouts
     """For each flat tensor of parameters: name, shape and offset of what lies in it; a checkpoint must agree."""
+    local: Mapping[str, "Tensor"]
+    """The live tensors of the rank's own state besides generators, by name; saved in its part of a checkpoint."""
     metric_names: tuple[str, ...]
     """Tags of `metrics`, fixed before the first tick."""
     metrics: "Tensor"
@@ -53,6 +55,10 @@ class Learner(Protocol):
 
     def act(self, observation: "Tensor") -> "Tensor":
         """Sampled actions for (num_envs, actor observation), (num_envs, actions) in the environment's units."""
+        ...
+
+    def observe(self, reward: "Tensor", ended: "Tensor") -> None:
+        """Takes note of a tick as it goes into replay: rewards (num_envs,), environments (K,) whose episodes ended."""
         ...
 
     def update(self, batch: Batch, index: int) -> None:

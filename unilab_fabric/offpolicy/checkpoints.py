@@ -145,12 +145,14 @@ class RunCheckpoints:
         progress = Progress(tick=manifest["tick"], env_steps=manifest["env_steps"], train_s=manifest["train_s"])
         if manifest["world_size"] != self._ranks.world_size:
             return progress, self._resume_with_other_ranks(path, manifest)
-        return progress, self._resume_own(progress.tick, read_state(path, rank_file(self._ranks.rank)))
+        return progress, self._resume_own(path, progress.tick)
 
-    def _resume_own(self, tick: int, own: dict[str, Any]) -> str:
+    def _resume_own(self, path: Path, tick: int) -> str:
         """The state of this rank alone; returns what starts anew."""
+        own = read_state(path, rank_file(self._ranks.rank))
         for name, generator in self._generators().items():
             generator.set_state(own["generators"][name])
+        restore(self._learner.local, own["learner"], path / rank_file(self._ranks.rank))
         self._reporter.totals[:] = own["totals"].numpy()
         self._learner.metrics.copy_(own["metrics"])
         slot = own["slot"]
@@ -193,6 +195,7 @@ class RunCheckpoints:
     def _rank_state(self, slot: bytes | None) -> dict[str, Any]:
         return {
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
+            "learner": {name: tensor.cpu() for name, tensor in self._learner.local.items()},
             "replay": self._replay.state() if self._settings.replay else None,
             "slot": None if slot is None else torch.frombuffer(bytearray(slot), dtype=torch.uint8),
             "totals": tensor_of(self._reporter.totals),

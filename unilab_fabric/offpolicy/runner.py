@@ -98,7 +98,7 @@ class OffPolicyRunner:
             filled = self._collector.wait_filled(self.tick)
         with self._timed("commit"):
             if self._replay.streaming:
-                self._replay.commit(filled)
+                self._commit(filled)
             else:
                 self._replay.begin(self.tick, filled)
         with self._timed("act"):
@@ -118,6 +118,12 @@ class OffPolicyRunner:
         self.stop_code = self._vote.exchange(self._own_stop[0])
         if self.stop_code:
             self.stop_reason = self._own_stop[1] or "another rank asked for it"
+
+    def _commit(self, filled: Slot) -> None:
+        self._replay.commit(filled)
+        ended = filled.ended_env[: filled.ended[0]]
+        device = self._replay.device
+        self._learner.observe(torch.from_numpy(filled.reward).to(device), torch.from_numpy(ended).to(device))
 
     @property
     def train_s(self) -> float:

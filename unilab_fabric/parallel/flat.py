@@ -133,6 +133,11 @@ class FlatAdamW:
         self._exp_avg_sq = torch.zeros_like(values)
         self._step = torch.zeros((), device=values.device)
 
+    @property
+    def steps(self) -> Tensor:
+        """Steps taken, a scalar float tensor."""
+        return self._step
+
     def step(self, learning_rate: Tensor, skip: Tensor) -> None:
         """One step; if `skip` is 1, not 0, weights, moments and step count stay. Both are scalar float tensors."""
         # the operator behind torch.optim.AdamW(fused=True), without its Python; like there the caller counts steps

@@ -12,10 +12,11 @@ from unilab_fabric.errors import UserError, UserErrors
 from unilab_fabric.learners.actor import Actor
 from unilab_fabric.learners.critic import CategoricalCritics
 from unilab_fabric.learners.fast_sac.config import FastSAC
-from unilab_fabric.learners.fast_sac.losses import actor_loss, soft_bellman, temperature_gradient
+from unilab_fabric.learners.fast_sac.losses import actor_loss
 from unilab_fabric.learners.learner import Batch
 from unilab_fabric.learners.operations import choose_operations
 from unilab_fabric.learners.skips import SkippedSteps
+from unilab_fabric.learners.soft import soft_bellman, temperature_gradient
 from unilab_fabric.learners.symmetry import MirrorHalf
 from unilab_fabric.parallel.flat import FlatAdamW, FlatParameters
 from unilab_fabric.parallel.reduce import Ranks
@@ -100,6 +101,7 @@ class FastSACLearner:
         self.generators = {"noise": self._noise}
         self.metrics = torch.zeros(len(self.metric_names), 2, dtype=torch.float64, device=device)
         self.replicated = self._replicated(normalisers)
+        self.local: Mapping[str, Tensor] = {}
         self.layouts = {"critic": self.critic_flat.layout, "actor": self.actor_flat.layout}
 
     def _adamw(self, flat: FlatParameters, weight_decay: float) -> FlatAdamW:
@@ -133,6 +135,9 @@ class FastSACLearner:
             action = torch.where(self._acted_ticks < self.config.random_ticks, uniform, action)
         self._acted_ticks += 1
         return action
+
+    def observe(self, reward: Tensor, ended: Tensor) -> None:
+        """Does nothing: rewards are taken as they are."""
 
     def update(self, batch: Batch, index: int) -> None:
         """Critics and temperature, the actor at every `actor_every`th update, and the target critics."""
