@@ -157,7 +157,7 @@ def test_help_of_fit_gives_units_and_scope(command):
     text = " ".join(command("fit", "--help")[1].split())
     assert "Environment steps of the job, all ranks together" in text
     assert "Seconds [s] a rank waits" in text
-    assert "cartpole.yaml, gymnasium.yaml, sac.yaml" in text
+    assert "cartpole.yaml, flash_sac.yaml, gymnasium.yaml, sac.yaml" in text
     assert "Path to a configuration file" not in text  # jsonargparse's own way, which is not ours
 
 

@@ -126,7 +126,8 @@ def test_every_shipped_preset_is_a_whole_run(name):
 def test_a_preset_holds_only_what_differs_from_the_defaults(name):
     tree = read_files([name], Problems())
     task = {"class_path": "gymnasium:Pendulum-v1", **tree["task"]}
-    bare = resolve_run({"task": {**task, "init_args": {"num_envs": 1}}})
+    learner = tree["learner"].get("class_path", "FastSAC")
+    bare = resolve_run({"task": {**task, "init_args": {"num_envs": 1}}, "learner": learner})
     for section in ("training", "checkpoint"):
         for key, value in tree.get(section, {}).items():
             assert value != vars(vars(bare)[section])[key], f"{section}.{key} is the default"
