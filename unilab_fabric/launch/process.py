@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from unilab_fabric import STARTED_AT
-from unilab_fabric.checkpoints import envs_to_resume
+from unilab_fabric.checkpoints import envs_to_resume, sweep
 from unilab_fabric.config import RunConfig, load_run_config
 from unilab_fabric.launch.devices import Topology, load_topology
 from unilab_fabric.launch.failure import FailedAt, Failure, failure_of, record, show
@@ -100,6 +100,7 @@ def _leave(failure: Failure, folder: Path, *, told: bool) -> NoReturn:
     """Ends the process without its exit handlers: a collective under way, or a graph, would hold them up for ever."""
     if not told:
         if folder.is_dir() and not failure.consequence:
+            sweep(folder)  # a checkpoint that could not be finished may hold the last free bytes of the disk
             record(failure, folder)
         show(failure)
     elif failure.rank > 0:

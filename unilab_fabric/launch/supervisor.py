@@ -28,9 +28,9 @@ _ASK_S = 4.0
 
 
 class Report:
-    """A rank's end of its pipe to the launcher; without a launcher it keeps silent."""
+    """A rank's end of its pipe to the launcher."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def done(self, status: int) -> None:
@@ -42,15 +42,14 @@ class Report:
         self._send({"failed": asdict(failure)})
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        if self._descriptor is not None:
-            data = json.dumps(message).encode() + b"\n"
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+        data = json.dumps(message).encode() + b"\n"
+        while data:
+            data = data[os.write(self._descriptor, data) :]
 
 
 @contextmanager
 def _held_to(cpus: Sequence[int] | None) -> Iterator[None]:
-    """A process that is started within it inherits these cores, before any library of its makes a thread."""
+    """A process that is started within it inherits these cores, before a library in it makes a thread."""
     if cpus is None:
         yield
         return
