@@ -9,6 +9,7 @@ from tests.offpolicy.runs import SMALL, run, weights
 from unilab_fabric.checkpoints import read_manifest, whole_checkpoints
 from unilab_fabric.config import CheckpointConfig
 from unilab_fabric.hooks.hook import Hook
+from unilab_fabric.learners.flash_sac.config import FlashSAC
 from unilab_fabric.learners.skips import SkippedSteps
 from unilab_fabric.offpolicy.nonfinite import NonfiniteUpdates
 
@@ -17,6 +18,15 @@ TICKS = 130
 VARIANTS = {
     "n-step": dataclasses.replace(SMALL, n_step=3, normalize_observations=True),
     "small replay": dataclasses.replace(SMALL, replay_ticks=20, final_lr_fraction=0.1),
+    "FlashSAC": FlashSAC(
+        actor_width=8,
+        critic_width=8,
+        blocks=1,
+        batch_size=32,
+        updates_per_tick=2,
+        replay_ticks=100,
+        learning_starts=4,
+    ),
     "random first": dataclasses.replace(SMALL, random_ticks=12, updates_per_tick=2),
 }
 
@@ -63,7 +73,7 @@ def test_a_stop_at_any_tick_leaves_no_trace(tmp_path, straight, variant, stop):
     assert (first.tick, second.tick, second.env_steps) == (stop, runner.tick, runner.env_steps)
     assert differing(weights(runner), weights(second)) == []
     resumed = rank_state(tmp_path)
-    for part in ("replay", "generators"):
+    for part in ("learner", "replay", "generators"):
         assert differing(state[part], resumed[part]) == []
     assert torch.equal(state["slot"][:-128], resumed["slot"][:-128])  # the last fields of a slot are times
     assert torch.equal(state["totals"], resumed["totals"])

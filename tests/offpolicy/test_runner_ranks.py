@@ -7,6 +7,7 @@ from tests.offpolicy.runs import run, weights
 from tests.ranks import run_ranks
 from unilab_fabric.checkpoints import whole_checkpoints
 from unilab_fabric.hooks.hook import Hook
+from unilab_fabric.learners.flash_sac.config import FlashSAC
 
 
 def train(ranks, folder, ticks, options):
@@ -38,6 +39,20 @@ def test_two_ranks_resume_bit_for_bit(tmp_path):
     assert [rank["tick"] for rank in stopped] == [34, 34]  # the vote of tick 33 is read at tick 34
     resumed = job(2, tmp_path / "split", 120, resume=whole_checkpoints(tmp_path / "split")[-1])
     assert [rank["warning"] for rank in resumed] == ["", ""]
+    same(straight[0], resumed[0])
+    same(straight[0], resumed[1])
+
+
+FLASH = FlashSAC(
+    actor_width=8, critic_width=8, blocks=1, batch_size=32, updates_per_tick=2, replay_ticks=100, learning_starts=4
+)
+
+
+def test_two_ranks_of_flash_sac_stay_equal_and_resume_bit_for_bit(tmp_path):
+    straight = job(2, tmp_path / "straight", 80, learner=FLASH, replica_check_every=1)
+    job(2, tmp_path / "split", 80, learner=FLASH, until=33)
+    resumed = job(2, tmp_path / "split", 80, learner=FLASH, resume=whole_checkpoints(tmp_path / "split")[-1])
+    same(straight[0], straight[1])
     same(straight[0], resumed[0])
     same(straight[0], resumed[1])
 
