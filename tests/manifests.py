@@ -1,7 +1,8 @@
-"""Checkpoints of which only the manifest is real: enough for everything that happens before a run starts."""
+"""Checkpoints whose files hold nothing: enough for everything that happens before a run starts."""
 
 import json
 
+from unilab_fabric.checkpoints import fingerprint, rank_file
 from unilab_fabric.config import resolve_run, save_run_config, to_plain
 
 
@@ -23,7 +24,11 @@ def write_checkpoint(run_folder, config, *, env_steps=480, world_size=1):
         "replay_ticks": 0,
         "seed": config.seed,
     }
-    manifest = {"format": 2, **counters, "train_s": 1.5, "score": None, "files": {}}
+    files = {}
+    for name in ("replicated.pt", *map(rank_file, range(world_size))):
+        (path / name).write_bytes(b"nothing")
+        files[name] = fingerprint(path / name)
+    manifest = {"format": 2, **counters, "train_s": 1.5, "score": None, "files": files}
     (path / "manifest.json").write_text(json.dumps(manifest | {"config": to_plain(config)}))
     save_run_config(config, run_folder / "config.yaml")
     return path

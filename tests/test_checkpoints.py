@@ -1,13 +1,16 @@
 import json
 import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from unilab_fabric.checkpoints import (
+    CheckpointFailed,
     CheckpointWriter,
     check_layouts,
     find_checkpoint,
@@ -15,6 +18,7 @@ from unilab_fabric.checkpoints import (
     read_manifest,
     read_state,
     restore,
+    saved_config,
     sweep,
     verify,
     whole_checkpoints,
@@ -31,7 +35,8 @@ def write(run, tick):
     writer = CheckpointWriter(run, tick)
     writer.open()
     state = {"learner": {"actor": torch.arange(4.0)}, "note": ["a", 1, 2.5, None, True]}
-    return writer.close(manifest(tick), {"replicated.pt": writer.write("replicated.pt", state)})
+    names = ("replicated.pt", "rank-0.pt")
+    return writer.close(manifest(tick), {name: writer.write(name, state) for name in names})
 
 
 def test_what_was_written_is_read_back(tmp_path):
@@ -55,7 +60,38 @@ def test_an_unfinished_checkpoint_is_none(tmp_path):
 def test_the_same_tick_can_be_written_again(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 1)
-    assert len(whole_checkpoints(tmp_path)) == 1
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["tick-000000001"]
+
+
+class Killed(BaseException):
+    """What a test raises where a process would be killed."""
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_none_half(tmp_path, monkeypatch, done):
+    """After so many steps, each a name given or a folder removed; the kill finds a folder half removed."""
+    older, _ = write(tmp_path, 1), write(tmp_path, 2)
+    writer = CheckpointWriter(tmp_path, 2)
+    writer.open()
+    files = {name: writer.write(name, {}) for name in ("replicated.pt", "rank-0.pt")}
+    steps, rename = iter(range(done)), Path.rename
+
+    def rename_or_die(path, target):
+        if next(steps, None) is None:
+            raise Killed
+        return rename(path, target)
+
+    def die_while_removing(folder, **options):
+        (folder / "replicated.pt").unlink()
+        raise Killed
+
+    monkeypatch.setattr(Path, "rename", rename_or_die)
+    monkeypatch.setattr(shutil, "rmtree", die_while_removing)
+    with pytest.raises(Killed):
+        writer.close(manifest(2), files)
+    assert older in whole_checkpoints(tmp_path)
+    for path in whole_checkpoints(tmp_path):
+        verify(path)
 
 
 def test_last_is_the_newest_of_the_newest_run(tmp_path):
@@ -66,6 +102,30 @@ def test_last_is_the_newest_of_the_newest_run(tmp_path):
     assert find_checkpoint("last", log_root=tmp_path, run_name="old").name == "tick-000000900"
     assert find_checkpoint(str(tmp_path / "new"), log_root=tmp_path, run_name=None) == newest
     assert find_checkpoint(str(newest), log_root=tmp_path, run_name=None) == newest
+
+
+@pytest.mark.parametrize("left", [[], ["replicated.pt"]])
+def test_the_newest_is_never_passed_over_in_silence(tmp_path, left):
+    """Its name says that it was written to the end, so one without a manifest is damaged, not absent."""
+    whole, newest = write(tmp_path / "run", 1), write(tmp_path / "run", 2)
+    for file in newest.iterdir():
+        if file.name not in left:
+            file.unlink()
+    for name in ("last", str(tmp_path / "run"), str(newest)):
+        found = find_checkpoint(name, log_root=tmp_path, run_name=None)
+        assert found == newest
+    with pytest.raises(UserError) as caught:
+        read_manifest(newest)
+    told = f"its manifest.json cannot be read: No such file or directory; the newest whole one is {whole}"
+    assert str(caught.value) == f"ckpt_path is {newest}; {told}"
+
+
+def test_a_checkpoint_that_was_never_finished_is_refused(tmp_path):
+    whole, unfinished = write(tmp_path, 1), CheckpointWriter(tmp_path, 2)
+    unfinished.open()
+    (unfinished.folder / "manifest.json").write_text((whole / "manifest.json").read_text())
+    with pytest.raises(UserError, match=f"it was never finished; the newest whole one is {whole}"):
+        find_checkpoint(str(unfinished.folder), log_root=tmp_path, run_name=None)
 
 
 def test_no_checkpoint_is_an_error_that_says_where_was_looked(tmp_path):
@@ -81,6 +141,23 @@ def test_pruning_keeps_what_it_is_told_and_sweeps_up_after_a_kill(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["tick-000000002", "tick-000000004"]
 
 
+def test_what_a_user_keeps_beside_the_checkpoints_is_left_alone(tmp_path):
+    newest = write(tmp_path, 3)
+    folder = newest.parent
+    shutil.copytree(newest, folder / "tick-000000003-good")
+    (folder / "notes.txt").write_text("tick 3 walks well")
+    (folder / "tick-000000009").write_text("a file")
+    prune(tmp_path, {newest})
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "notes.txt",
+        "tick-000000003",
+        "tick-000000003-good",
+        "tick-000000009",
+    ]
+    assert whole_checkpoints(tmp_path) == [newest]
+    assert find_checkpoint(str(folder / "tick-000000003-good"), log_root=tmp_path, run_name=None)  # by its own name
+
+
 @pytest.mark.parametrize("keep", [0, 10, 100])
 def test_a_truncated_part_is_refused_by_name(tmp_path, keep):
     path = write(tmp_path, 1)
@@ -92,24 +169,71 @@ def test_a_truncated_part_is_refused_by_name(tmp_path, keep):
         read_state(path, "replicated.pt")
 
 
+def listing(fields, name, entry):
+    """The manifest with another entry for a file."""
+    return json.dumps({**fields, "files": {**fields["files"], name: entry}})
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
         (lambda fields: "{", r"its manifest\.json cannot be read"),
-        (lambda fields: "[1, 2]", r"the format in its manifest\.json is None; this version reads 2"),
-        (lambda fields: json.dumps({**fields, "format": 1}), r"the format in its manifest\.json is 1"),
+        (lambda fields: "[1, 2]", r"format in its manifest\.json is missing; this version reads 2"),
+        (
+            lambda fields: json.dumps({**fields, "format": 1}),
+            r"format in its manifest\.json is 1; this version reads 2",
+        ),
         (lambda fields: json.dumps({**fields, "tick": "7"}), r'tick in its manifest\.json is "7"'),
-        (lambda fields: json.dumps({**fields, "config": None}), r"config in its manifest\.json is null"),
-        (lambda fields: json.dumps({k: v for k, v in fields.items() if k != "world_size"}), "world_size in its"),
-        (lambda fields: json.dumps({**fields, "files": {"replicated.pt": 5}}), r"files/replicated\.pt in its .* is 5"),
+        (lambda fields: json.dumps({**fields, "config": None}), r"config in its manifest\.json is missing"),
+        (lambda fields: json.dumps({k: v for k, v in fields.items() if k != "world_size"}), "world_size in .* missing"),
+        (lambda fields: json.dumps({**fields, "world_size": 0}), r"world_size in its manifest\.json is 0"),
+        (lambda fields: json.dumps({**fields, "world_size": 10**9}), r"files/rank-1\.pt in its .* is missing"),
+        (lambda fields: json.dumps({**fields, "tick": True}), r"tick in its manifest\.json is true"),
+        (lambda fields: json.dumps({**fields, "tick": -1}), r"tick in its manifest\.json is -1"),
+        (lambda fields: json.dumps({**fields, "train_s": None}), r"train_s in its manifest\.json is missing"),
+        (lambda fields: json.dumps({**fields, "files": []}), r"files in its manifest\.json is \[\]"),
+        (lambda fields: json.dumps({**fields, "files": {}}), r"files/replicated\.pt in its .* is missing"),
+        (lambda fields: listing(fields, "replicated.pt", 5), r"files/replicated\.pt in its .* is 5"),
+        (lambda fields: listing(fields, "rank-0.pt", [None, 5]), r"files/rank-0\.pt in its .* is \[null, 5\]"),
+        (lambda fields: listing(fields, "../../secret", [1, 5]), r"files/\.\./\.\./secret in its .* is \[1, 5\]"),
+        (lambda fields: "[" * 100_000, r"its manifest\.json cannot be read: maximum recursion depth"),
+        (lambda fields: "\0\udcff", r"its manifest\.json cannot be read"),
     ],
 )
 def test_a_damaged_manifest_is_refused_by_its_field(tmp_path, damage, told):
     path = write(tmp_path, 1)
     file = path / "manifest.json"
-    file.write_text(damage(json.loads(file.read_text())))
-    with pytest.raises(UserError, match=told):
+    file.write_text(damage(json.loads(file.read_text())), errors="surrogateescape")
+    with pytest.raises(UserError, match=told) as caught:
         read_manifest(path)
+    assert "\n" not in str(caught.value)
+
+
+CONFIG = {
+    "training": {},
+    **{section: {"class_path": "Mine", "init_args": {}} for section in ("task", "learner", "logger")},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"training": 3}, "config/training in its manifest.json is 3"),
+        ({"task": None}, "config/task in its manifest.json is missing"),
+        ({"learner": {"init_args": {}}}, "config/learner/class_path in its manifest.json is missing"),
+        ({"logger": {"class_path": "Mine", "init_args": []}}, "config/logger/init_args in its manifest.json is []"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused_by_its_field(tmp_path, changed, told):
+    path = write(tmp_path, 1)
+    file = path / "manifest.json"
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, "config": CONFIG}))
+    assert saved_config(path) == CONFIG
+    file.write_text(json.dumps({**fields, "config": {**CONFIG, **changed}}))
+    with pytest.raises(UserError) as caught:
+        saved_config(path)
+    assert str(caught.value) == f"ckpt_path is {path}; {told}; its run has no other whole one"
 
 
 def flip_a_bit(file):
@@ -165,6 +289,33 @@ def test_a_disk_that_takes_no_more_is_named_and_half_a_file_is_removed(tmp_path)
     assert left == "[]"
 
 
+def told_by_a_full_disk(path, action):
+    path.symlink_to("/dev/full")
+    with pytest.raises(CheckpointFailed) as caught:
+        action()
+    assert not path.is_symlink()  # nothing of it is left
+    return str(caught.value)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_named_for_each_file_with_the_space_that_is_left(tmp_path):
+    writer = CheckpointWriter(tmp_path, 5)
+    writer.open()
+    part, last = writer.folder / "rank-0.pt", writer.folder / "manifest.json"
+    told = told_by_a_full_disk(part, lambda: writer.write("rank-0.pt", {"replay": torch.zeros(10_000)}))
+    assert told.startswith(f"{part} could not be written: No space left on device; ")
+    assert told.endswith(" MB are free")
+    told = told_by_a_full_disk(last, lambda: writer.close(manifest(5), {}))
+    assert told.startswith(f"{last} could not be written: No space left on device; ")
+    assert whole_checkpoints(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(CheckpointFailed, match=r"tick-000000005\.partial could not be written: .*; .* MB are free"):
+        CheckpointWriter(tmp_path, 5).open()
+
+
 def test_what_a_killed_writer_left_is_swept(tmp_path):
     kept = write(tmp_path, 1)
     CheckpointWriter(tmp_path, 2).open()
@@ -193,15 +344,26 @@ class Hostile:
         return (open, (str(self._target), "w"))
 
 
-def test_a_checkpoint_cannot_run_code(tmp_path):
+@pytest.mark.parametrize("name", ["replicated.pt", "rank-0.pt"])
+def test_a_checkpoint_cannot_run_code(tmp_path, name):
     path, target = write(tmp_path, 1), tmp_path / "owned"
-    torch.save({"learner": Hostile(target)}, path / "replicated.pt")
+    torch.save({"learner": Hostile(target)}, path / name)
     with pytest.raises(UserError, match="it cannot be read"):
-        read_state(path, "replicated.pt")
-    (path / "replicated.pt").write_bytes(pickle.dumps(Hostile(target), protocol=2))
+        read_state(path, name)
+    (path / name).write_bytes(pickle.dumps(Hostile(target), protocol=2))
     with pytest.raises(UserError, match="it cannot be read"):
-        read_state(path, "replicated.pt")
+        read_state(path, name)
     assert not target.exists()
+
+
+def test_a_part_that_lacks_a_field_is_refused_by_its_name(tmp_path):
+    path = write(tmp_path, 1)
+    assert read_state(path, "rank-0.pt", ("learner", "note"))
+    with pytest.raises(UserError, match=r"rank-0\.pt; it holds no slot, replay"):
+        read_state(path, "rank-0.pt", ("learner", "slot", "replay"))
+    torch.save([1], path / "rank-0.pt")
+    with pytest.raises(UserError, match=r"rank-0\.pt; it holds no fields"):
+        read_state(path, "rank-0.pt", ("learner",))
 
 
 def test_environments_cannot_bring_code_along_either(tmp_path):

@@ -7,15 +7,19 @@ CRC-32 of every file as its writer knew them, so that later damage shows. Tensor
 arrays without pickle: no file can run code.
 """
 
+import contextlib
 import json
+import math
 import os
+import re
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unilab_fabric.config import SECTIONS
 from unilab_fabric.errors import UserError
 
 if TYPE_CHECKING:  # the command line looks for checkpoints before torch is loaded
@@ -33,20 +37,18 @@ Layouts = Mapping[str, Sequence[Sequence[Any]]]
 Fingerprint = tuple[int, int]
 """Bytes of a file, and their CRC-32."""
 
-_FIELDS: Mapping[str, tuple[type, ...]] = {
-    "tick": (int,),
-    "env_steps": (int,),
-    "updates": (int,),
-    "world_size": (int,),
-    "num_envs": (int,),
-    "replay_ticks": (int,),
-    "seed": (int,),
-    "train_s": (int, float),
-    "score": (int, float, type(None)),
-    "config": (dict,),
-    "files": (dict,),
+_NUMBERS: Mapping[str, tuple[tuple[type, ...], float]] = {
+    "tick": ((int,), 0),
+    "env_steps": ((int,), 0),
+    "updates": ((int,), 0),
+    "world_size": ((int,), 1),
+    "num_envs": ((int,), 1),
+    "replay_ticks": ((int,), 0),
+    "seed": ((int,), 0),
+    "train_s": ((int, float), 0),
+    "score": ((int, float, type(None)), -math.inf),
 }
-"""What every manifest holds, and of which type."""
+"""What every manifest says of its run: of which type, and at least what."""
 
 
 class CheckpointFailed(RuntimeError):
@@ -68,13 +70,20 @@ def envs_file(rank: int) -> str:
     return f"rank-{rank}-envs.npz"
 
 
+def tick_of(path: Path) -> int:
+    """The tick in the name of a checkpoint's folder."""
+    return int(path.name.removeprefix("tick-"))
+
+
 def whole_checkpoints(run_folder: Path) -> list[Path]:
-    """The whole checkpoints of a run, the oldest first."""
-    return sorted(
-        path
-        for path in (run_folder / "checkpoints").glob("tick-*")
-        if path.suffix != _TEMPORARY and (path / MANIFEST).is_file()
-    )
+    """The checkpoints of a run that were written to the end, the oldest first; later damage is for `verify` to find."""
+    folders = [path for path in (run_folder / "checkpoints").glob("tick-*") if _is_checkpoint_name(path.name)]
+    return sorted((path for path in folders if path.is_dir()), key=tick_of)
+
+
+def _is_checkpoint_name(name: str) -> bool:
+    """Whether we have given a folder this name, and not a user who keeps a copy beside ours."""
+    return re.fullmatch(r"tick-\d{9,}", name) is not None
 
 
 def newest_run(log_root: Path) -> Path | None:
@@ -96,7 +105,9 @@ def find_checkpoint(ckpt_path: str, *, log_root: Path, run_name: str | None) -> 
             raise UserError("ckpt_path", "last", f"there is no checkpoint under {run or log_root}")
         return found[-1]
     path = Path(ckpt_path)
-    if (path / MANIFEST).is_file():
+    if path.suffix == _TEMPORARY:
+        raise UserError("ckpt_path", path, f"it was never finished; {_offer(path)}")
+    if (path / MANIFEST).is_file() or (path.is_dir() and _is_checkpoint_name(path.name)):
         return path
     found = whole_checkpoints(path)
     if not found:
@@ -135,21 +146,47 @@ def _look_at_manifest(path: Path) -> tuple[dict[str, Any], str]:
     """The manifest, and what is wrong with it or with the sizes of the files that it lists; "" for nothing."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return {}, f"its {MANIFEST} cannot be read: {error.strerror}"
+    except (ValueError, RecursionError) as error:
         return {}, f"its {MANIFEST} cannot be read: {error}"
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        return {}, f"the format in its {MANIFEST} is {found}; this version reads {FORMAT}"
-    for field, types in _FIELDS.items():
-        if field not in manifest or not isinstance(manifest[field], types):
-            return {}, f"{field} in its {MANIFEST} is {json.dumps(manifest.get(field))}"
-    for name, listed in manifest["files"].items():
-        if not isinstance(listed, list) or len(listed) != 2:
-            return {}, f"files/{name} in its {MANIFEST} is {json.dumps(listed)}"
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        return {}, f"{_field_text('format', found)}; this version reads {FORMAT}"
+    wrong = next(_wrong_fields(manifest), None)
+    if wrong:
+        return {}, _field_text(*wrong)
+    for name, (size, _) in manifest["files"].items():
         file = path / name
-        if not file.is_file() or file.stat().st_size != listed[0]:
-            return {}, f"{name} is missing or not {listed[0]} bytes long"
+        if not file.is_file() or file.stat().st_size != size:
+            return {}, f"{name} is missing or not {size} bytes long"
     return manifest, ""
+
+
+def _wrong_fields(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Fields of a manifest that are not what they have to be, with their values; None where there is nothing.
+
+    Ask for the first only: each check relies on those before it.
+    """
+    for field, (types, least) in _NUMBERS.items():
+        value = manifest.get(field)
+        if type(value) not in types or (value is not None and value < least):  # and true is no number
+            yield field, value
+    for field in ("config", "files"):
+        if not isinstance(manifest.get(field), dict):
+            yield field, manifest.get(field)
+    files, ranks = manifest["files"], range(manifest["world_size"])
+    for name in chain([REPLICATED], map(rank_file, ranks)):
+        if name not in files:
+            yield f"files/{name}", None
+    known = {REPLICATED, *map(rank_file, ranks), *map(envs_file, ranks)}
+    for name, listed in files.items():
+        if name not in known or not _is_fingerprint(listed):
+            yield f"files/{name}", listed
+
+
+def _is_fingerprint(listed: object) -> bool:
+    return isinstance(listed, list) and len(listed) == 2 and all(type(number) is int for number in listed)
 
 
 def _problem(path: Path) -> str:
@@ -170,8 +207,36 @@ def _offer(path: Path) -> str:
 
 def envs_to_resume(path: Path, *, rank: int, world_size: int) -> Path | None:
     """The environments' state for a rank, where the checkpoint has one that fits a job of `world_size` ranks."""
-    file = path / envs_file(rank)
-    return file if read_manifest(path)["world_size"] == world_size and file.is_file() else None
+    manifest = read_manifest(path)
+    fits = manifest["world_size"] == world_size and envs_file(rank) in manifest["files"]
+    return path / envs_file(rank) if fits else None
+
+
+def saved_config(path: Path) -> dict[str, Any]:
+    """The configuration that a checkpoint's run had, as plain values.
+
+    Raises UserError, as `read_manifest` does, where it lacks what every run writes.
+    """
+    config: dict[str, Any] = read_manifest(path)["config"]
+    wrong = next(_wrong_settings(config), None)
+    if wrong:
+        raise UserError("ckpt_path", path, f"{_field_text(*wrong)}; {_offer(path)}")
+    return config
+
+
+def _wrong_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """As `_wrong_fields`, of the sections that others look into before the whole configuration is checked."""
+    for section in ("training", *SECTIONS):
+        if not isinstance(config.get(section), dict):
+            yield f"config/{section}", config.get(section)
+    for section in SECTIONS:
+        for name, kind in (("class_path", str), ("init_args", dict)):
+            if not isinstance(config[section].get(name), kind):
+                yield f"config/{section}/{name}", config[section].get(name)
+
+
+def _field_text(field: str, value: object) -> str:
+    return f"{field} in its {MANIFEST} is {'missing' if value is None else json.dumps(value)}"
 
 
 class CheckpointWriter:
@@ -182,9 +247,10 @@ class CheckpointWriter:
         self.folder = self.final.with_name(self.final.name + _TEMPORARY)
 
     def open(self) -> None:
-        """Makes the folder, empty; rank 0, before the others write."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        """Makes the folder, empty; rank 0, before the others write. Raises CheckpointFailed where it cannot be made."""
+        with _named_on_failure(self.folder):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
 
     def write(self, name: str, state: Mapping[str, Any]) -> Fingerprint:
         """Writes tensors, numbers and texts (and dicts, lists and tuples of them), flushed to disk.
@@ -196,36 +262,43 @@ class CheckpointWriter:
 
         refuse_unsafe(name, state)
         path = self.folder / name
-        try:
+        with _named_on_failure(path):
             with path.open("wb") as file:
                 torch.save(dict(state), file)
                 file.flush()
                 os.fsync(file.fileno())
             return fingerprint(path)
-        except (OSError, RuntimeError) as error:  # torch wraps what the disk says
-            path.unlink(missing_ok=True)
-            raise CheckpointFailed(f"{path} could not be written: {_what_the_disk_says(error, path)}") from error
 
     def close(self, manifest: Mapping[str, Any], files: Mapping[str, Fingerprint]) -> Path:
         """Writes the manifest and gives the folder its final name; rank 0, after the others have written.
 
         `files` are those of all ranks, as these have told: on a shared disk rank 0 may not see them as they are yet.
+        Raises CheckpointFailed where the disk does not take it.
         """
         text = json.dumps({"format": FORMAT, **manifest, "files": files}, indent=2)
-        with (self.folder / MANIFEST).open("w") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(self.folder)
-        if self.final.exists():  # the same tick once more, for example right after a resume
-            shutil.rmtree(self.final)
-        self.folder.rename(self.final)
-        _sync(self.final.parent)
+        path = self.folder / MANIFEST
+        with _named_on_failure(path):
+            with path.open("w") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            _sync(self.folder)
+        with _named_on_failure(self.final):
+            self._take_final_name()
         return self.final
 
+    def _take_final_name(self) -> None:
+        """By renaming alone, so that a kill at any moment leaves no half checkpoint under a final name."""
+        replaced = self.final.with_name(f"{self.final.name}.replaced{_TEMPORARY}")
+        if self.final.exists():  # the same tick once more, by a run that has continued from an older one
+            self.final.rename(replaced)
+        self.folder.rename(self.final)
+        _sync(self.final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
 
-def read_state(path: Path, name: str) -> dict[str, Any]:
-    """One part of a checkpoint, on the CPU. Raises UserError where it is damaged or could run code."""
+
+def read_state(path: Path, name: str, fields: Iterable[str] = ()) -> dict[str, Any]:
+    """One part of a checkpoint, on the CPU. Raises UserError where it is damaged, could run code, or lacks a field."""
     import torch
 
     try:
@@ -233,6 +306,9 @@ def read_state(path: Path, name: str) -> dict[str, Any]:
     except Exception as error:  # torch raises what the damage happens to trigger
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError("ckpt_path", path / name, f"it cannot be read: {reason}") from None
+    lacking = [field for field in fields if field not in state] if isinstance(state, dict) else ["fields"]
+    if lacking:
+        raise UserError("ckpt_path", path / name, f"it holds no {', '.join(lacking)}")
     return state
 
 
@@ -272,19 +348,16 @@ def restore(tensors: Mapping[str, "Tensor"], saved: Mapping[str, "Tensor"], path
 
 
 def prune(run_folder: Path, keep: set[Path]) -> None:
-    """Removes every checkpoint of a run that is not in `keep`, and what a killed writer left."""
-    for path in (run_folder / "checkpoints").iterdir():
-        if path not in keep:
-            doomed = path.with_name(path.name.removesuffix(_TEMPORARY) + _TEMPORARY)
-            if path != doomed:  # renamed first, so that a kill in the middle leaves no half checkpoint
-                shutil.rmtree(doomed, ignore_errors=True)
-                path.rename(doomed)
-            shutil.rmtree(doomed)
+    """Removes every checkpoint of a run that is not in `keep`, and what a killed writer left; no file of the user's."""
+    for path in whole_checkpoints(run_folder):
+        if path not in keep:  # renamed first, so that a kill in the middle leaves no half checkpoint
+            path.rename(path.with_name(path.name + _TEMPORARY))
+    sweep(run_folder)
 
 
 def sweep(run_folder: Path) -> None:
     """Removes what a writer left that was killed or could not go on; call it when nobody writes."""
-    for path in (run_folder / "checkpoints").glob(f"*{_TEMPORARY}"):
+    for path in (run_folder / "checkpoints").glob(f"tick-*{_TEMPORARY}"):
         shutil.rmtree(path)
 
 
@@ -302,17 +375,25 @@ def refuse_unsafe(name: str, value: object) -> None:
         raise TypeError(f"{name} is a {type(value).__qualname__}; a checkpoint holds tensors, numbers and texts only")
 
 
+@contextlib.contextmanager
+def _named_on_failure(path: Path) -> Iterator[None]:
+    """Makes what the disk refuses within it a CheckpointFailed that names `path`; half a file is removed."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch wraps what the disk says
+        with contextlib.suppress(OSError):  # one that cannot be removed either is not the news
+            path.unlink()
+        raise CheckpointFailed(f"{path} could not be written: {_what_the_disk_says(error, path)}") from error
+
+
 def _what_the_disk_says(error: BaseException, path: Path) -> str:
     """The reason that the system gave, and the space that is left."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
-    reason = cause.strerror if isinstance(cause, OSError) else str(error).partition("\n")[0]
-    try:
-        free = shutil.disk_usage(path.parent).free
-    except OSError:
-        return f"{reason}"
-    return f"{reason}; {free / 1e6:.1f} MB are free"
+    reason = (cause and cause.strerror) or str(error).partition("\n")[0]
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    return f"{reason}; {shutil.disk_usage(there).free / 1e6:.1f} MB are free"
 
 
 def _sync(folder: Path) -> None:

@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser
 
 from unilab_fabric import __version__
 from unilab_fabric.arguments import Tree, build, check_arguments, shown
-from unilab_fabric.checkpoints import find_checkpoint, read_manifest
+from unilab_fabric.checkpoints import find_checkpoint, read_manifest, saved_config
 from unilab_fabric.config import (
     LEARNERS,
     LOGGERS,
@@ -266,7 +266,7 @@ def _settings_of_checkpoint(given: Tree) -> Tree:
         log_root=Path(str(training.get("log_root", TrainingConfig().log_root))),
         run_name=str(training["run_name"]) if training.get("run_name") else None,
     )
-    saved: Tree = {**read_manifest(path)["config"], "ckpt_path": str(path)}
+    saved: Tree = {**saved_config(path), "ckpt_path": str(path)}
     if path.parent.name == "checkpoints":
         folder = path.parent.parent
         saved["training"] |= {"log_root": str(folder.parent), "run_name": folder.name}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unilab_fabric import __version__
-from unilab_fabric.checkpoints import read_manifest, verify
+from unilab_fabric.checkpoints import read_manifest, saved_config, verify
 from unilab_fabric.config import RunConfig, build_learner_config
 from unilab_fabric.errors import Problems, UserError
 from unilab_fabric.launch.affinity import cgroup_folders
@@ -263,9 +263,10 @@ def _check_checkpoint(config: RunConfig, topology: Topology, spec: TaskSpec) -> 
     if not config.ckpt_path:
         return
     problems = Problems()
-    manifest = read_manifest(Path(config.ckpt_path))
+    path = Path(config.ckpt_path)
+    manifest = read_manifest(path)
     if topology.rank == 0:  # once, as all of it is read
-        verify(Path(config.ckpt_path))
+        verify(path)
     if config.training.max_env_steps <= manifest["env_steps"]:
         problems.add(
             "training.max_env_steps",
@@ -276,7 +277,7 @@ def _check_checkpoint(config: RunConfig, topology: Topology, spec: TaskSpec) -> 
     if manifest["world_size"] == topology.world_size:  # then environments and replay continue too
         fixed += [("task", "num_envs"), ("learner", "replay_ticks")]
     for section, name in fixed:
-        now, then = (_setting(run[section], name) for run in (asdict(config), manifest["config"]))
+        now, then = (_setting(run[section], name) for run in (asdict(config), saved_config(path)))
         if now != then:
             field = section if name == "class_path" else f"{section}.{name}"
             problems.add(field, now, f"the checkpoint was made with {then}; allowed: that, or a new run")
