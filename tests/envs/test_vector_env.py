@@ -147,7 +147,10 @@ def test_a_non_finite_action_does_not_reach_physics_and_is_counted(value):
     assert task.action.tolist() == [0.5, 0.0, 0.5]
     assert task.terminated.tolist() == [False, True, False]
     assert by_tag(task)["Env/nonfinite_action"] == (1, 1)
-    assert not np.isfinite(action[1, 0])  # the caller's array is left alone
+    assert action[1, 0] == 0.0  # in place: replay stores what was done
+    given = actions(0.5, value, -0.5)
+    task.step(given)
+    assert not np.isfinite(given[1, 0])  # a user's own array is left alone
 
 
 def test_great_values_are_no_faults():

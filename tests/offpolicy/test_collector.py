@@ -108,8 +108,8 @@ def test_a_wait_has_a_deadline_and_says_what_it_waited_for(start):
 def test_a_stopped_collector_is_named_as_such(start):
     collector = start(deadline_s=2.0)
     collector.connect()
-    os.kill(collector.pid, signal.SIGSTOP)
     collector.wait_filled(0)
+    os.kill(collector.pid, signal.SIGSTOP)
     collector.release()
     with pytest.raises(CollectorFailed, match="within 2 s; it is stopped"):
         collector.wait_filled(1)

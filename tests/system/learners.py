@@ -16,9 +16,9 @@ AT_UPDATE = 200
 class Faulty(FastSAC):
     """FastSAC with one fault, at update 200 of rank 1."""
 
-    fault: Literal["", "update", "gradient", "parameter", "every gradient", "bit", "slow build"] = ""
+    fault: Literal["", "update", "gradient", "parameter", "every gradient", "bit", "action", "slow build"] = ""
     """Raise; make a gradient or a parameter not finite; do so at every update from there; flip a bit of a parameter;
-    take seven seconds to build."""
+    give environment 3 an action that is not finite, once; take seven seconds to build."""
 
     def build(self, spec, device, precision, ranks, seed, total_updates):
         if self.fault == "slow build" and ranks.rank == 1:
@@ -48,6 +48,15 @@ def _inject(learner, fault):
             reduced[7] = torch.inf
         mark(marks, reduced)
 
+    act = learner.act
+
+    def faulty_act(observation):
+        action = act(observation)
+        if fault == "action" and int(learner._updates) == AT_UPDATE:
+            action[3] = torch.nan
+        return action
+
+    learner.act = faulty_act
     learner.update = faulty_update
     learner.skipped.mark = faulty_mark
 

@@ -95,3 +95,15 @@ def test_an_environment_s_value_ends_its_episode_alone(tmp_path, poison, tag, na
         assert job.summary()["skipped_updates"] == 0
         assert math.isfinite(metrics["Loss/critic"])
         assert_saved_state_is_finite(job)
+
+
+def test_an_action_that_is_not_finite_ends_one_episode_and_reaches_no_replay(tmp_path):
+    with faulty(tmp_path, "action", LENGTH) as job:
+        assert job.wait() == 0, job.text()
+        metrics = job.summary()["metrics"]
+        assert metrics["Env/nonfinite_action"] == 1
+        assert job.summary()["skipped_updates"] == 0
+        (dump,) = dumps(job)
+        assert (dump["kind"], dump["rank"], dump["environment"]) == ("nonfinite_action", 1, 3)
+        assert dump["values"] == {"action": ["nan"]}
+        assert_saved_state_is_finite(job)

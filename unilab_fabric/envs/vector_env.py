@@ -258,7 +258,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
 
     def step(self, actions: Array) -> tuple[dict[str, Array], Array, Mask, Mask, dict[str, Any]]:
         """`advance` for users of Gymnasium: fresh copies, and final observations and episode figures in `infos`."""
-        self.advance(np.asarray(actions, np.float32))
+        self.advance(np.array(actions, np.float32))  # a copy, as `advance` may write to it
         return (
             {group: observation.copy() for group, observation in self.observation.items()},
             self.reward.copy(),
@@ -268,7 +268,10 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         )
 
     def advance(self, action: Array) -> None:
-        """One control step of all environments with (N, actions), same-step autoreset included."""
+        """One control step of all environments with (N, actions), same-step autoreset included.
+
+        An action that is not finite is replaced in place by the middle of its range.
+        """
         self.episode_length += 1
         action = self._finite(action)
         diverged = self._simulate(action)
@@ -324,7 +327,8 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
             return action
         bad = _nonfinite_rows(action)
         self._fault("Env/nonfinite_action", bad, {"action": action})
-        return np.where(bad[:, None], self._neutral_action, action)
+        action[bad] = self._neutral_action  # in place: what goes into replay is what was done
+        return action
 
     def _find_nonfinite(self) -> None:
         rows_of_step = (*self._step_rows[1:], self.reward)  # what is the cause first, and then the sum
