@@ -1,10 +1,13 @@
 """What a checkpoint of an off-policy run holds: written by all ranks together, continued from by each."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from unilab_fabric.checkpoints import (
     REPLICATED,
@@ -18,11 +21,13 @@ from unilab_fabric.checkpoints import (
     read_manifest,
     read_state,
     restore,
+    tick_of,
     whole_checkpoints,
 )
 from unilab_fabric.config import CheckpointConfig
+from unilab_fabric.errors import UserError
 from unilab_fabric.learners.learner import Learner
-from unilab_fabric.offpolicy.collector import Collector
+from unilab_fabric.offpolicy.collector import Collector, CollectorFailed
 from unilab_fabric.offpolicy.cycle import Cycle
 from unilab_fabric.offpolicy.nonfinite import NonfiniteUpdates
 from unilab_fabric.offpolicy.replay import Replay, joined_columns
@@ -83,8 +88,7 @@ class RunCheckpoints:
         """Writes a checkpoint of this moment, with all ranks, and prunes the old ones; returns its folder."""
         self._refuse_bad_state(progress.tick)
         writer = CheckpointWriter(self._folder, progress.tick)
-        if self.score is not None and (self._best is None or self.score > self._best[0]):
-            self._best = (self.score, writer.final.name)
+        self._compare_score(writer.final.name)
         if self._ranks.rank == 0:
             writer.open()
         self._ranks.barrier("checkpoint opened")
@@ -96,8 +100,13 @@ class RunCheckpoints:
             replay = {"num_envs": self._replay.num_envs, "replay_ticks": self._replay_ticks()}
             figures = {"score": self.score, "train_s": progress.train_s}
             writer.close(self._manifest | counters | replay | figures, files)
-            self._prune()
+            self._prune(progress.tick)
         return writer.final
+
+    def _compare_score(self, name: str) -> None:
+        """Notes the checkpoint that is about to be written, if none before it had such a score."""
+        if self.score is not None and math.isfinite(self.score) and (self._best is None or self.score > self._best[0]):
+            self._best = (self.score, name)
 
     def _refuse_bad_state(self, tick: int) -> None:
         """A checkpoint that is worth nothing must not push out those that are good.
@@ -116,7 +125,11 @@ class RunCheckpoints:
     def _write_own(self, writer: CheckpointWriter, tick: int) -> dict[str, Fingerprint]:
         """This rank's files."""
         envs, own = envs_file(self._ranks.rank), rank_file(self._ranks.rank)
-        slot = self._collector.save_state(writer.folder / envs, tick)
+        try:
+            slot = self._collector.save_state(writer.folder / envs, tick)
+        except CollectorFailed:
+            (writer.folder / envs).unlink(missing_ok=True)  # half a file may hold the last free bytes of the disk
+            raise
         files = {own: writer.write(own, self._rank_state(slot))}
         return files if slot is None else {envs: fingerprint(writer.folder / envs), **files}
 
@@ -134,37 +147,45 @@ class RunCheckpoints:
         }
 
     def resume(self, path: Path) -> tuple[Progress, str]:
-        """Continues from a checkpoint; returns one line that says what could not be continued, or nothing."""
+        """Continues from a checkpoint; returns one line that says what could not be continued, or nothing.
+
+        Raises UserError where it does not fit this learner or this task.
+        """
         manifest = read_manifest(path)
-        replicated = read_state(path, REPLICATED)
+        replicated = read_state(path, REPLICATED, ("learner", "layouts", "since_start", "best"))
         check_layouts(self._learner.layouts, replicated["layouts"], path)
         restore(self._learner.replicated, replicated["learner"], path / REPLICATED)
-        self._reporter.since_start[:] = replicated["since_start"].numpy()
+        since_start = torch.from_numpy(self._reporter.since_start)
+        restore({"since_start": since_start}, {"since_start": replicated["since_start"]}, path / REPLICATED)
         self._cycle.updates = manifest["updates"]
         self.score, self._best = manifest["score"], replicated["best"] and tuple(replicated["best"])
         progress = Progress(tick=manifest["tick"], env_steps=manifest["env_steps"], train_s=manifest["train_s"])
-        if manifest["world_size"] != self._ranks.world_size:
-            return progress, self._resume_with_other_ranks(path, manifest)
-        return progress, self._resume_own(path, progress.tick)
+        same_ranks = manifest["world_size"] == self._ranks.world_size
+        told = self._resume_own(path, manifest) if same_ranks else self._resume_with_other_ranks(path, manifest)
+        return progress, "; ".join(filter(None, [told, self._superseded(path)]))
 
-    def _resume_own(self, path: Path, tick: int) -> str:
+    def _resume_own(self, path: Path, manifest: Mapping[str, Any]) -> str:
         """The state of this rank alone; returns what starts anew."""
-        own = read_state(path, rank_file(self._ranks.rank))
-        for name, generator in self._generators().items():
-            generator.set_state(own["generators"][name])
-        restore(self._learner.local, own["learner"], path / rank_file(self._ranks.rank))
-        self._reporter.totals[:] = own["totals"].numpy()
-        self._learner.metrics.copy_(own["metrics"])
+        file, own = path / rank_file(self._ranks.rank), self._read_rank(path, self._ranks.rank, manifest)
+        totals, metrics = torch.from_numpy(self._reporter.totals), self._learner.metrics
+        restore({"totals": totals, "metrics": metrics}, {"totals": own["totals"], "metrics": own["metrics"]}, file)
         slot = own["slot"]
-        self._collector.resume_at(tick, None if slot is None else slot.numpy().tobytes())
+        self._collector.resume_at(manifest["tick"], None if slot is None else slot.numpy().tobytes())
+        if slot is not None:  # what the learner keeps of environments goes with them
+            restore(self._learner.local, own["learner"], file)
         if own["replay"] is not None:
             self._replay.load_state(own["replay"])
             if slot is None:
                 self._replay.cut()
-        missing = [name for name, part in (("environments", slot), ("replay", own["replay"])) if part is None]
+        parts = {
+            "environments": slot is not None,
+            "replay": own["replay"] is not None,
+            "generators for this kind of device": self._restore_generators(own["generators"], file),
+        }
+        missing = [name for name, continues in parts.items() if not continues]
         return f"the checkpoint holds no {' and no '.join(missing)}: these start anew" if missing else ""
 
-    def _resume_with_other_ranks(self, path: Path, manifest: dict[str, Any]) -> str:
+    def _resume_with_other_ranks(self, path: Path, manifest: Mapping[str, Any]) -> str:
         """The replay, if the job has as many environments as before; returns what starts anew."""
         self._collector.resume_at(manifest["tick"], None)
         before, own = manifest["num_envs"], self._replay.num_envs
@@ -175,7 +196,7 @@ class RunCheckpoints:
         if kept:
             first = self._ranks.rank * own
             ranks = range(first // before, -(-(first + own) // before))
-            states = [read_state(path, rank_file(rank))["replay"] for rank in ranks]
+            states = [self._read_rank(path, rank, manifest)["replay"] for rank in ranks]
             self._replay.load_state(joined_columns(states, first - ranks[0] * before, first + own - ranks[0] * before))
             self._replay.cut()
         continues = "replicated state and replay continue" if kept else "replicated state continues"
@@ -184,6 +205,42 @@ class RunCheckpoints:
             f"the checkpoint is of {manifest['world_size']} rank(s) and this job has {self._ranks.world_size}: "
             f"{continues}; {anew} start anew"
         )
+
+    def _read_rank(self, path: Path, rank: int, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """A rank's part of a checkpoint.
+
+        Raises UserError where its replay or its environments are not as the manifest says. All ranks hold to the same
+        manifest, so replay is as long on each of them, and all begin to learn at the same tick.
+        """
+        state = read_state(path, rank_file(rank), ("generators", "learner", "replay", "slot", "totals", "metrics"))
+        ticks = 0
+        if state["replay"] is not None:
+            oldest, newest = state["replay"]["counters"].tolist()[:2]
+            ticks = newest - oldest
+        if ticks != manifest["replay_ticks"]:
+            told = f"its replay holds {ticks} ticks, and replay_ticks in the manifest is {manifest['replay_ticks']}"
+            raise UserError("ckpt_path", path / rank_file(rank), told)
+        if (state["slot"] is None) == (envs_file(rank) in manifest["files"]):
+            told = f"its slot and {envs_file(rank)} belong together, and one of them is not there"
+            raise UserError("ckpt_path", path / rank_file(rank), told)
+        return state
+
+    def _restore_generators(self, saved: Mapping[str, Tensor], file: Path) -> bool:
+        """Whether the generators continue: a CPU's and a GPU's have states of different kinds."""
+        states = {name: generator.get_state() for name, generator in self._generators().items()}
+        if saved.keys() == states.keys() and any(saved[name].shape != states[name].shape for name in states):
+            return False
+        restore(states, saved, file)
+        for name, generator in self._generators().items():
+            generator.set_state(states[name])
+        return True
+
+    def _superseded(self, path: Path) -> str:
+        """What is to be said of checkpoints of this run that lie after the one it continues from."""
+        if path.resolve().parent != (self._folder / "checkpoints").resolve():
+            return ""
+        later = [other.name for other in whole_checkpoints(self._folder) if tick_of(other) > tick_of(path)]
+        return f"later checkpoints go when this run writes its first: {', '.join(later)}" if later else ""
 
     def _replay_ticks(self) -> int:
         """Ticks of replay that the checkpoint holds."""
@@ -210,8 +267,10 @@ class RunCheckpoints:
             "best": self._best and list(self._best),
         }
 
-    def _prune(self) -> None:
-        kept = set(whole_checkpoints(self._folder)[-self._settings.keep_last :])
+    def _prune(self, tick: int) -> None:
+        """Keeps the newest ones and the best; those after `tick` are of a course that this run has left."""
+        own = [path for path in whole_checkpoints(self._folder) if tick_of(path) <= tick]
+        kept = set(own[-self._settings.keep_last :])
         if self._settings.keep_best and self._best is not None:
             kept.add(self._folder / "checkpoints" / self._best[1])
         prune(self._folder, kept)
