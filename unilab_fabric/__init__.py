@@ -1,4 +1,4 @@
-"""Robot-learning trainer: FastSAC on MuJoCo, launched by Lightning Fabric, one process per device."""
+"""Robot-learning trainer: FastSAC and FlashSAC on MuJoCo, launched by Lightning Fabric, one process per device."""
 
 import time
 
