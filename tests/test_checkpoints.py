@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.manifests import cartpole_run, write_checkpoint
+from unilab_fabric import cli
 from unilab_fabric.checkpoints import (
     CheckpointFailed,
     CheckpointWriter,
@@ -262,6 +264,21 @@ def test_a_whole_checkpoint_newer_than_the_damaged_one_is_offered_too(tmp_path):
     (damaged / "replicated.pt").unlink()
     with pytest.raises(UserError, match=f"the newest whole one is {newest}"):
         read_manifest(damaged)
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate", "doctor"])
+@pytest.mark.parametrize("ckpt_path", ["last", "runs/a", "runs/a/checkpoints/tick-000000030"])
+def test_no_command_goes_on_from_a_damaged_checkpoint(tmp_path, monkeypatch, capsys, command, ckpt_path):
+    monkeypatch.chdir(tmp_path)
+    learner = {"class_path": "FastSAC", "init_args": {"batch_size": 64}}
+    newest = write_checkpoint(Path("runs/a"), cartpole_run(learner=learner))
+    shutil.copytree(newest, newest.with_name("tick-000000020"))
+    flip_a_bit(newest / "rank-0.pt")
+    assert cli.main([command, f"--ckpt_path={ckpt_path}"]) == 2
+    assert capsys.readouterr().err == (
+        "error: ckpt_path is runs/a/checkpoints/tick-000000030; rank-0.pt is damaged: its CRC-32 is not the one in "
+        "manifest.json; the newest whole one is runs/a/checkpoints/tick-000000020\n"
+    )
 
 
 LIMITED = """

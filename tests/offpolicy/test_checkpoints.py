@@ -13,7 +13,7 @@ import torch
 from tests.offpolicy.runs import SMALL, run, weights
 from tests.ranks import run_ranks
 from tests.test_checkpoints import Hostile
-from unilab_fabric.checkpoints import fingerprint, read_manifest, verify, whole_checkpoints
+from unilab_fabric.checkpoints import CheckpointWriter, fingerprint, read_manifest, verify, whole_checkpoints
 from unilab_fabric.config import CheckpointConfig
 from unilab_fabric.errors import UserError
 from unilab_fabric.hooks.hook import Hook
@@ -226,6 +226,22 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
     with pytest.raises(NonfiniteUpdates, match=r"tick 20: no checkpoint was written, .* rank 0: actor, actor/exp_avg"):
         run(tmp_path, 40, hooks=[Poison()], checkpoint=CheckpointConfig(every=10), log_every=100)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["tick-000000010"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_leaves_no_half_file_of_the_environments_either(tmp_path, monkeypatch):
+    left, opened = [], CheckpointWriter.open
+
+    def open_on_a_full_disk(writer):
+        opened(writer)
+        left.append(writer.folder / "rank-0-envs.npz")
+        left[0].symlink_to("/dev/full")
+
+    monkeypatch.setattr(CheckpointWriter, "open", open_on_a_full_disk)
+    with pytest.raises(CollectorFailed, match="No space left on device"):
+        run(tmp_path, 20)
+    assert not left[0].is_symlink()
+    assert whole_checkpoints(tmp_path) == []
 
 
 def resume_everywhere(ranks, folder, ticks, stops):
