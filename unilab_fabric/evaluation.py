@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from unilab_fabric.arguments import argument_types
-from unilab_fabric.checkpoints import REPLICATED, check_layouts, read_manifest, read_state, restore, verify
+from unilab_fabric.checkpoints import REPLICATED, check_layouts, read_manifest, read_state, restore, saved_config, verify
 from unilab_fabric.config import build_learner_config, resolve_run
 from unilab_fabric.envs.registry import make_task, task_class
 from unilab_fabric.envs.vector_env import TaskEnv
@@ -29,7 +29,7 @@ def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, 
     """
     manifest = read_manifest(ckpt_path)
     verify(ckpt_path)
-    config = resolve_run(manifest["config"])
+    config = resolve_run(saved_config(ckpt_path))
     judged = _judging(config.task.class_path, episodes, episode_s, physics)
     env = make_task(config.task.class_path, config.task.init_args | judged, seed=seed, num_threads=0)
     learner = build_learner_config(config.learner).build(
@@ -40,7 +40,7 @@ def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, 
         seed=config.seed,
         total_updates=1,
     )
-    saved = read_state(ckpt_path, REPLICATED)
+    saved = read_state(ckpt_path, REPLICATED, ("learner", "layouts"))
     check_layouts(learner.layouts, saved["layouts"], ckpt_path)
     restore(learner.replicated, saved["learner"], ckpt_path / REPLICATED)
     figures = first_episodes(env, learner, seed)

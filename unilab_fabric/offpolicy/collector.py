@@ -324,10 +324,13 @@ def _save(env: "TaskEnv", path: Path) -> bool:
         state = env.get_state()
     except StateUnavailable:
         return False
-    with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **state)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **state)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # the system does not say which file
     return True
 
 
