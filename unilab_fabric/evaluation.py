@@ -9,7 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from unilab_fabric.arguments import argument_types
-from unilab_fabric.checkpoints import REPLICATED, check_layouts, read_manifest, read_state, restore, saved_config, verify
+from unilab_fabric.checkpoints import (
+    REPLICATED,
+    check_layouts,
+    read_manifest,
+    read_state,
+    restore,
+    saved_config,
+    verify,
+)
 from unilab_fabric.config import build_learner_config, resolve_run
 from unilab_fabric.envs.registry import make_task, task_class
 from unilab_fabric.envs.vector_env import TaskEnv
