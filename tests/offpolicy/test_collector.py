@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unilab_fabric.errors import UserError
 from unilab_fabric.offpolicy.collector import Collector, CollectorConfig, CollectorFailed
 
 COUNTING = "tests.offpolicy.counting.CountingEnv"
@@ -83,7 +84,7 @@ def test_a_failing_environment_reaches_the_user_with_its_own_traceback(start):
 
 
 def test_an_environment_that_cannot_be_made_is_reported(start):
-    with pytest.raises(CollectorFailed, match="NoSuchTask"):
+    with pytest.raises(UserError, match="task is NoSuchTask; "):
         start("NoSuchTask").connect()
 
 
@@ -226,3 +227,18 @@ def test_collectors_that_come_and_go_leave_nothing(start):
     after = (len(os.listdir("/proc/self/fd")), set(segments.iterdir()) if segments.is_dir() else set())
     assert after[0] <= before[0] + 1
     assert after[1] <= before[1]
+
+
+def test_environments_of_other_settings_are_refused_in_one_line(start, tmp_path):
+    task = "unilab_fabric.envs.tasks.cartpole.CartpoleSwingup"
+    first = start(task, num_envs=2)
+    first.connect()
+    first.save_state(tmp_path / "envs.npz", 0)
+    with pytest.raises(UserError) as caught:
+        start(task, num_envs=3, state_file=str(tmp_path / "envs.npz")).connect()
+    told = str(caught.value)
+    assert told.startswith(
+        f"task is CartpoleSwingup; {tmp_path / 'envs.npz'} is of other settings of it: episode/length"
+    )
+    assert "episode/length has the shape (2,) there and (3,) here" in told
+    assert "\n" not in told

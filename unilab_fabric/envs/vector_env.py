@@ -311,8 +311,10 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         """
         expected = {name: array.shape for name, array in self.mutable.items()}
         given = {name: np.shape(array) for name, array in state.items() if name != "generator"}
-        if given != expected:
-            raise ValueError(f"the state has {given}; this task has {expected}")
+        differing = sorted(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name))
+        if differing:
+            each = (f"{name} has the shape {given.get(name)} there and {expected.get(name)} here" for name in differing)
+            raise ValueError("; ".join(each))
         for name, array in self.mutable.items():
             array[...] = state[name]
         decode_generator(self.np_random, state["generator"])

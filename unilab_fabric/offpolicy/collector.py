@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unilab_fabric.errors import UserError
 from unilab_fabric.lifeline import die_with_parent
 from unilab_fabric.offpolicy.slots import (
     NUM_SLOTS,
@@ -169,6 +170,8 @@ class Collector:
         except Stalled as error:
             text = f"{error}{'; it is stopped' if is_stopped(self.pid) else ''}"
             raise CollectorFailed(text, rank=self.rank, pid=self.pid, status=1) from None
+        if message and "refused" in message:
+            raise UserError(*message["refused"])
         if message and "error" in message:
             text = f"rank {self.rank}: collector {self.pid} failed: {message['error'].splitlines()[-1]}"
             raise CollectorFailed(text, rank=self.rank, pid=self.pid, status=1, trace=message["error"])
@@ -216,6 +219,9 @@ def main(argv: Sequence[str]) -> int:
     channel = Channel(socket.socket(fileno=int(argv[0])), "the learner")
     try:
         _collect(channel)
+    except UserError as problem:
+        channel.send({"refused": [problem.field, str(problem.value), problem.allowed]})
+        return 2
     except PeerGone:
         return 0  # the rank has ended or closed its end: nothing is left to do
     except Exception:  # whatever the task raised is the rank's to report, in the task's own words
@@ -235,8 +241,7 @@ def _collect(channel: Channel) -> None:
     env = make_task(config.class_path, config.init_args, seed=config.seed, num_threads=config.num_threads)
     env.reset(seed=config.seed)
     if config.state_file:
-        with np.load(config.state_file, allow_pickle=False) as state:
-            env.set_state(dict(state))
+        _restore(env, Path(config.state_file))
     spec = env.task_spec()
     descriptor = anonymous_memory(NUM_SLOTS * slot_bytes(spec))
     slots = map_slots(descriptor, spec)
@@ -269,6 +274,18 @@ def _collect(channel: Channel) -> None:
             channel.send({"saved": _save(env, Path(message["save"]))})
         else:
             tick = message["tick"]
+
+
+def _restore(env: "TaskEnv", file: Path) -> None:
+    """Continues the environments. Raises UserError where the task's settings no longer fit their state."""
+    with np.load(file, allow_pickle=False) as state:
+        arrays = dict(state)
+    try:
+        env.set_state(arrays)
+    except ValueError as error:
+        raise UserError(
+            "task", env.name, f"{file} is of other settings of it: {error}; allowed: the run's own"
+        ) from None
 
 
 def _step(env: "TaskEnv", slot: Slot) -> None:
