@@ -41,9 +41,9 @@ class TrainingConfig:
     length of [0, ..., n - 1]."""
     num_nodes: int = 1
     """Machines in the job; more than one needs torchrun, SLURM or MPI to start the processes."""
-    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
+    precision: Literal["auto", "32-true", "tf32", "bf16-mixed"] = "auto"
     """Arithmetic of forward and backward passes; parameters stay float32. auto takes bf16-mixed where the device has
-    fast bf16 instructions, else 32-true."""
+    fast bf16 instructions, else 32-true; tf32 is for CUDA and rounds the factors of float32 products to ten bits."""
     max_env_steps: int = 2_000_000
     """Environment steps of the job, all ranks together; the run ends at the first tick that reaches it."""
     log_root: str = "runs"
@@ -66,6 +66,11 @@ class TrainingConfig:
     pause_timeout_s: float = 3600.0
     """Seconds [s] the ranks wait for one that is inside a hook or compiles its kernels before the job ends with an
     error; a line says for whom they wait."""
+    cuda_graphs: bool = True
+    """On CUDA, replay the updates of a tick as one graph; where that is not possible a line says so and they run one
+    kernel after the other, as they do with false. With debug_collectives they always do."""
+    gradient_wire: Literal["float32", "bfloat16"] = "float32"
+    """What gradients travel as between ranks; bfloat16 halves the bytes and keeps three digits, for slow links."""
     debug_collectives: bool = False
     """Compare what the ranks are about to do before every collective, and name the call sites if it differs; slow."""
 

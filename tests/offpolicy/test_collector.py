@@ -64,13 +64,17 @@ def test_a_slot_holds_the_observation_and_the_transition_that_led_to_it(start):
     assert [float(slot["action"][0, 0]) for slot in seen[1:]] == pytest.approx([0.0, 0.001, 0.002, 0.003, 0.004])
 
 
-def test_the_collector_loads_neither_torch_nor_lightning(start):
+def test_the_collector_loads_neither_torch_nor_lightning_nor_cuda(start):
     collector = start("unilab_fabric.envs.tasks.cartpole.CartpoleSwingup", num_envs=2)
     collector.connect()
     list(walk(collector, 2))
     with open(f"/proc/{collector.pid}/maps") as maps:
         loaded = maps.read()
+    with open(f"/proc/{collector.pid}/environ") as environ:
+        assert "CUDA_VISIBLE_DEVICES=\0" in environ.read() + "\0"
     assert "mujoco" in loaded
+    assert "libcuda" not in loaded
+    assert "/dev/nvidia" not in loaded
     assert "torch" not in loaded
     assert "lightning" not in loaded
 

@@ -4,16 +4,29 @@ import torch
 
 from unilab_fabric.offpolicy.replay import Replay, joined_columns
 from unilab_fabric.offpolicy.slots import NUM_SLOTS, anonymous_memory, map_slots, slot_bytes
+from unilab_fabric.offpolicy.transfer import Handover, SharedTransfer
 from unilab_fabric.spaces import TaskSpec
 
 from .counting import CountingEnv
+
+CPU = torch.device("cpu")
 
 
 class Collected:
     """A replay filled from the counting environment through a real slot, and the plain list of its transitions."""
 
     def __init__(
-        self, ticks, *, capacity=100, n_step=1, discount=0.5, episode_length=3, num_envs=3, seed=0, first_env=0
+        self,
+        ticks,
+        *,
+        capacity=100,
+        n_step=1,
+        discount=0.5,
+        episode_length=3,
+        num_envs=3,
+        seed=0,
+        first_env=0,
+        device=CPU,
     ):
         spec = TaskSpec(
             name="counting",
@@ -24,9 +37,7 @@ class Collected:
             action_high=(1.0,),
             metrics=(),
         )
-        self.replay = Replay(
-            spec, ticks=capacity, n_step=n_step, discount=discount, device=torch.device("cpu"), seed=seed
-        )
+        self.replay = Replay(spec, ticks=capacity, n_step=n_step, discount=discount, device=device, seed=seed)
         self.slot = map_slots(anonymous_memory(NUM_SLOTS * slot_bytes(spec)), spec)[0]
         self.env = CountingEnv(num_envs=num_envs, episode_length=episode_length, first_env=first_env)
         self.transitions = []  # (tick, env) -> what a draw of it must hold
@@ -37,7 +48,12 @@ class Collected:
     def begin_stream(self):
         observation, _ = self.env.reset()
         self._show(observation)
-        self.replay.begin(0, self.slot)
+        self.replay.begin(0, self.handover())
+
+    def handover(self):
+        """The slot as the runner hands it on."""
+        views = vars(SharedTransfer().take(self.slot))
+        return Handover(**{name: view.to(self.replay.device) for name, view in views.items()})
 
     def cut(self):
         """The environments start anew: the newest transition of each ends its episode's rows, as a time-out does."""
@@ -50,9 +66,9 @@ class Collected:
         self.slot.actor[:] = observation["actor"]
         self.slot.critic[:] = observation["critic"]
 
-    def step(self, tick):
+    def step(self, tick, *, action=None):
         before = self.slot.actor.copy()
-        action = np.full((self.env.num_envs, 1), tick, np.float32)
+        action = np.full((self.env.num_envs, 1), tick if action is None else action, np.float32)
         observation, reward, terminated, truncated, infos = self.env.step(action)
         self.slot.action[:], self.slot.reward[:], self.slot.terminated[:] = action, reward, terminated
         ended = np.flatnonzero(terminated | truncated)
@@ -62,7 +78,7 @@ class Collected:
             self.slot.final_actor[row] = infos["final_obs"][env]["actor"]
             self.slot.final_critic[row] = infos["final_obs"][env]["critic"]
         self._show(observation)
-        self.replay.commit(self.slot)
+        self.replay.commit(self.handover())
         for env in range(self.env.num_envs):
             last = infos["final_obs"][env]["actor"] if env in ended else observation["actor"][env]
             self.transitions.append(
@@ -205,7 +221,7 @@ def test_a_restored_replay_draws_what_the_saved_one_would_have_drawn():
         for name in batches[0].__dataclass_fields__:
             assert torch.equal(getattr(batches[0], name), getattr(batches[1], name))
         collected.step(tick)
-        other.replay.commit(collected.slot)
+        other.replay.commit(collected.handover())
 
 
 def test_draws_are_uniform_over_ticks_and_environments():

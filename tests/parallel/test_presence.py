@@ -147,3 +147,28 @@ def test_sizes_that_differ_are_a_mismatch_too(tmp_path):
     run_ranks(compared, [(tmp_path, sizes_differ)] * 2)
     assert "(3,)" in (tmp_path / "told 0").read_text()
     assert "(4,)" in (tmp_path / "told 0").read_text()
+
+
+def waiting_for_a_device(ranks, folder):
+    ranks, _store = present(ranks, folder)
+    with ranks.as_one():  # as a graph with collectives does
+        for _ in range(ranks.rank):  # of which a rank may record more than another
+            ranks.presence.enter()
+    assert ranks.presence.calls == 1
+    if ranks.rank == 1:
+        time.sleep(60)
+    with ranks.as_one():
+        pass
+    try:
+        ranks.wait_for_device(lambda: False, "the actions")
+    except PeerStalled as error:
+        (folder / "told").write_text(f"{error.rank} {error}")
+        os._exit(1)
+
+
+def test_a_device_that_waits_for_a_rank_in_a_graph_names_that_rank(tmp_path):
+    """The graph's collectives are known to nobody but the device: the host's wait for it has to find out."""
+    with pytest.raises(AssertionError, match="exit codes of the ranks"):
+        run_ranks(waiting_for_a_device, [(tmp_path,)] * 2)
+    told = (tmp_path / "told").read_text()
+    assert told.startswith("1 rank 1 did not arrive at the updates before the actions (collective 2), where rank 0 has")

@@ -76,7 +76,7 @@ def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
         with problems.gathered():
             check_run_folder(folder, config)
     if topology is not None and spec is not None:
-        for check in (_check_length, _check_memory, _check_checkpoint):
+        for check in (_check_precision, _check_length, _check_memory, _check_checkpoint):
             with problems.gathered():
                 check(config, topology, spec)
     problems.raise_any()
@@ -229,6 +229,11 @@ def size_text(size: int) -> str:
         if size >= bytes_each:
             return f"{size / bytes_each:.1f} {unit}"
     return f"{size / 1000:.1f} kB"
+
+
+def _check_precision(config: RunConfig, topology: Topology, _: TaskSpec) -> None:
+    if config.training.precision == "tf32" and topology.accelerator == "cpu":
+        raise UserError("training.precision", "tf32", "it is for CUDA; allowed on the CPU: auto, 32-true, bf16-mixed")
 
 
 def _check_length(config: RunConfig, topology: Topology, spec: TaskSpec) -> None:

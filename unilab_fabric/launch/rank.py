@@ -23,7 +23,7 @@ from unilab_fabric.launch.failure import FailedAt
 from unilab_fabric.launch.process import CONFIG
 from unilab_fabric.launch.signals import StopSignals
 from unilab_fabric.launch.strategy import open_fabric, second_store
-from unilab_fabric.learners.precision import resolve_precision
+from unilab_fabric.learners.precision import set_precision
 from unilab_fabric.offpolicy.assemble import assemble
 from unilab_fabric.offpolicy.collector import NONFINITE, Collector
 from unilab_fabric.offpolicy.runner import OffPolicyRunner
@@ -52,6 +52,8 @@ def train_rank(
     torch.set_num_interop_threads(1)  # nothing of ours runs side by side inside torch
     torch.use_deterministic_algorithms(config.training.deterministic)
     fabric = open_fabric(topology, config.training.stall_timeout_s)
+    if fabric.device.type == "cuda":
+        _open_stream(fabric.device)
     if topology.started_by != "us":
         folder = _shared(Path(fabric.broadcast(str(folder))), fabric.global_rank)
     ranks = _ranks(config, topology, fabric)
@@ -64,6 +66,7 @@ def train_rank(
         with ranks.doing("in the hooks' on_end", "pauses"):
             hooks.on_end(runner, "stopped" if runner.stop_code else "completed")
         ranks.barrier("end of the run")
+        runner.close()
     except Exception as error:
         runner.stop_reason = str(error).partition("\n")[0]
         raise FailedAt(runner.tick, folder, partial(_end_hooks, runner, hooks)) from error
@@ -78,6 +81,12 @@ def _end_hooks(runner: OffPolicyRunner, hooks: Hooks) -> None:
         hooks.on_end(runner, "failed")
     except HookFailed as another:
         print(f"warning: {another}", file=sys.stderr)
+
+
+def _open_stream(device: torch.device) -> None:
+    """All of this rank's work goes into one stream, which may be recorded into graphs as the default one may not."""
+    torch.cuda.set_device(device)
+    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def _shared(folder: Path, rank: int) -> Path:
@@ -108,6 +117,7 @@ def _ranks(config: RunConfig, topology: Topology, fabric: Fabric) -> Ranks:
             pause_timeout_s=training.pause_timeout_s,
         ),
         on_cuda=topology.accelerator == "cuda",
+        gradient_wire=getattr(torch, training.gradient_wire),
         calls=CallLog(rank, size, second_store(fabric)[0], training.stall_timeout_s)
         if training.debug_collectives
         else None,
@@ -132,7 +142,7 @@ def _build(
         checkpoint=config.checkpoint,
         manifest={"config": to_plain(config)},
         seed=config.seed,
-        precision=resolve_precision(device.type) if config.training.precision == "auto" else config.training.precision,
+        precision=set_precision(config.training.precision, device),
         device=device,
         ranks=ranks,
         hooks=hooks,

@@ -46,6 +46,8 @@ class Learner(Protocol):
     """(len(metric_names), 2) float64 on the device: sum and count since the runner last set it to zero."""
     updates_per_tick: int
     """Critic updates in one cycle."""
+    period: int
+    """Updates after which what an update does repeats, as the actor's do; the first of a tick may differ besides."""
     batch_size: int
     """Transitions of one update, per rank."""
     skipped: "SkippedSteps"
@@ -62,10 +64,11 @@ class Learner(Protocol):
         ...
 
     def update(self, batch: Batch, index: int) -> None:
-        """One critic update and what belongs to it; reads nothing back.
+        """One critic update and what belongs to it; may be recorded into a graph (docs/cuda-graphs.md).
 
-        `index` counts updates from the start of the run (tick * updates_per_tick + place in the cycle), so that what
-        happens at every nth update needs no counter on the host. The batch may be overwritten by the next draw.
+        So it reads nothing back, and takes from Python nothing that changes but `index`: that counts updates from the
+        start of the run (tick * updates_per_tick + place in the cycle), give or take whole periods. The batch may be
+        overwritten by the next draw.
         """
         ...
 

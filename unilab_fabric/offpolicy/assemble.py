@@ -1,5 +1,6 @@
 """The parts of one rank of off-policy training, put together."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from unilab_fabric.learners.learner import OffPolicyConfig
 from unilab_fabric.offpolicy.checkpoints import RunCheckpoints
 from unilab_fabric.offpolicy.collector import Collector
 from unilab_fabric.offpolicy.cycle import Cycle
+from unilab_fabric.offpolicy.graphs import CudaGraph, GraphedBlock
 from unilab_fabric.offpolicy.replay import Replay
 from unilab_fabric.offpolicy.report import Reporter
 from unilab_fabric.offpolicy.runner import OffPolicyRunner
+from unilab_fabric.offpolicy.transfer import choose_transfer
 from unilab_fabric.parallel.reduce import Ranks
 
 
@@ -53,7 +56,11 @@ def assemble(
         device=device,
         seed=seed + ranks.rank,
     )
-    cycle = Cycle(learner, replay, learning_starts=settings.learning_starts)
+    graphed = None
+    if device.type == "cuda" and training.cuda_graphs and not training.debug_collectives:
+        generators = [replay.generator, *learner.generators.values()]
+        graphed = GraphedBlock(partial(CudaGraph, generators), ranks, device)
+    cycle = Cycle(learner, replay, learning_starts=settings.learning_starts, graphed=graphed)
     reporter = Reporter(spec.metrics, learner, ranks)
     checkpoints = RunCheckpoints(
         folder=folder,
@@ -74,6 +81,7 @@ def assemble(
         learner=learner,
         replay=replay,
         cycle=cycle,
+        transfer=choose_transfer(collector.slots, device, ranks),
         reporter=reporter,
         ranks=ranks,
         hooks=hooks,

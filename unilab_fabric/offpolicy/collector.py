@@ -94,7 +94,8 @@ class Collector:
             )
         self._channel = Channel(ours, f"rank {rank}: collector {self._process.pid}")
         self._channel.send({**config.__dict__})
-        self._slots: tuple[Slot, ...] = ()
+        self.slots: tuple[Slot, ...] = ()
+        """The slots, once connected."""
         self._filled = -1  # newest tick whose slot the collector has handed over
 
     @property
@@ -107,7 +108,7 @@ class Collector:
         message = self._receive("create the environments")
         spec = spec_from_message(message["spec"])
         descriptor = self._channel.receive_descriptor(self.deadline_s, "hand over its slots")
-        self._slots = map_slots(descriptor, spec)
+        self.slots = map_slots(descriptor, spec)
         os.close(descriptor)
         return spec
 
@@ -116,7 +117,7 @@ class Collector:
         if self._filled < tick:
             self._receive(f"fill the slot of tick {tick}", expects_message=False)
             self._filled = tick
-        return self._slots[tick % NUM_SLOTS]
+        return self.slots[tick % NUM_SLOTS]
 
     def release(self) -> None:
         """Lets the collector take the next step; its action stands in `next_slot`."""
@@ -127,14 +128,14 @@ class Collector:
 
     def next_slot(self, tick: int) -> Slot:
         """The slot that step `tick` fills; until its release the learner's, to write the action into."""
-        return self._slots[(tick + 1) % NUM_SLOTS]
+        return self.slots[(tick + 1) % NUM_SLOTS]
 
     def resume_at(self, tick: int, slot: bytes | None) -> None:
         """Continues at `tick` with the slot that a checkpoint holds, or with the environments as they stand now."""
         fresh = self.wait_filled(0)
         stop = int(fresh.stop[0])
-        self._slots[tick % NUM_SLOTS].memory[:] = fresh.memory if slot is None else slot
-        self._slots[tick % NUM_SLOTS].stop[0] = stop  # what stopped the run before does not stop this one
+        self.slots[tick % NUM_SLOTS].memory[:] = fresh.memory if slot is None else slot
+        self.slots[tick % NUM_SLOTS].stop[0] = stop  # what stopped the run before does not stop this one
         self._filled = tick
         self._channel.send({"tick": tick})
 
@@ -155,7 +156,7 @@ class Collector:
     def close(self) -> None:
         """Ends the process: asks, then makes it; lets go of the slots."""
         self._channel.close()
-        self._slots = ()
+        self.slots = ()
         try:
             self._process.wait(_EXIT_GRACE_S)
         except subprocess.TimeoutExpired:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unilab_fabric.learners.learner import Batch
-from unilab_fabric.offpolicy.slots import Slot
+from unilab_fabric.offpolicy.transfer import Handover
 from unilab_fabric.spaces import TaskSpec
 
 FIELDS = ("actor observation", "critic observation", "action", "reward", "terminated")
@@ -65,11 +65,15 @@ class Replay:
     def __len__(self) -> int:
         return self.filled_ticks * self.num_envs
 
-    def begin(self, tick: int, slot: Slot) -> None:
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a draw reads, for who must know where it lies."""
+        return self._rows, self._final_index, self._finals, self._first_position, self._starts
+
+    def begin(self, tick: int, handover: Handover) -> None:
         """Takes the first observation of a stream of transitions, of `tick` where nothing is stored yet."""
         if self.filled_ticks == 0:
             self._newest = self._oldest = tick
-        self._store_observation(slot)
+        self._store_observation(handover)
         self.streaming = True
 
     def cut(self) -> None:
@@ -81,20 +85,20 @@ class Replay:
         going = (self._final_index[last] < 0).nonzero().flatten()
         self._append_finals(last, going, self._rows[newest, going, : self._observation])
 
-    def commit(self, slot: Slot) -> None:
-        """Adds the transition that led to the slot's observation, and that observation."""
+    def commit(self, handover: Handover) -> None:
+        """Adds the transition that led to an observation, and that observation."""
         position = self._newest % self._length
         row = self._rows[position]
         _, _, action, reward, terminated = self._columns
-        row[:, action].copy_(torch.from_numpy(slot.action))
-        row[:, reward].squeeze(1).copy_(torch.from_numpy(slot.reward))
-        row[:, terminated].squeeze(1).copy_(torch.from_numpy(slot.terminated))
-        self._store_finals(position, slot)
+        row[:, action].copy_(handover.action)
+        row[:, reward].squeeze(1).copy_(handover.reward)
+        row[:, terminated].squeeze(1).copy_(handover.terminated)
+        self._store_finals(position, handover)
         self._newest += 1
         if self._newest - self._oldest > self.ticks:
             self._finals_tail += self._finals_of_tick[self._oldest % self._length]
             self._oldest += 1
-        self._store_observation(slot)
+        self._store_observation(handover)
 
     def sample(self, batch_size: int) -> Batch:
         """Transitions drawn uniformly with replacement; n-step windows end at the first end of an episode."""
@@ -177,26 +181,23 @@ class Replay:
         """Uniform integers in [0, below), (count,); a tensor `below` stays on the device."""
         return (torch.rand(count, device=self.device, generator=self.generator) * below).long()
 
-    def _store_observation(self, slot: Slot) -> None:
+    def _store_observation(self, handover: Handover) -> None:
         row = self._rows[self._newest % self._length]
-        row[:, self._columns[0]].copy_(torch.from_numpy(slot.actor))
-        row[:, self._columns[1]].copy_(torch.from_numpy(slot.critic))
+        row[:, self._columns[0]].copy_(handover.actor)
+        row[:, self._columns[1]].copy_(handover.critic)
         self._publish()
 
     def _publish(self) -> None:
         self._first_position.fill_(self._oldest % self._length)
         self._starts.fill_(max(0, self.filled_ticks - self.n_step + 1))
 
-    def _store_finals(self, position: int, slot: Slot) -> None:
+    def _store_finals(self, position: int, handover: Handover) -> None:
         """Last observations of the episodes that this transition ended."""
-        ended = int(slot.ended[0])
         self._final_index[position].fill_(-1)
         self._finals_of_tick[position] = 0
-        if ended:
-            actor = torch.from_numpy(slot.final_actor[:ended])
-            critic = torch.from_numpy(slot.final_critic[:ended])
-            envs = torch.from_numpy(slot.ended_env[:ended]).to(self.device)
-            self._append_finals(position, envs, torch.cat([actor, critic], dim=1).to(self.device))
+        if len(handover.ended_env):
+            last = torch.cat([handover.final_actor, handover.final_critic], dim=1)
+            self._append_finals(position, handover.ended_env, last)
 
     def _append_finals(self, position: int, envs: Tensor, observations: Tensor) -> None:
         """Adds last observations of the newest transition, (n, actor + critic) for the environments (n,)."""

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import torch
-
 from unilab_fabric.config import TrainingConfig
 from unilab_fabric.hooks.hook import Hooks, RankFigures
 from unilab_fabric.learners.learner import Learner
@@ -18,6 +16,7 @@ from unilab_fabric.offpolicy.nonfinite import NonfiniteWatch
 from unilab_fabric.offpolicy.replay import Replay
 from unilab_fabric.offpolicy.report import Reporter
 from unilab_fabric.offpolicy.slots import Slot
+from unilab_fabric.offpolicy.transfer import Transfer
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.parallel.replica import check_replicas
 from unilab_fabric.parallel.vote import StopVote
@@ -39,6 +38,7 @@ class OffPolicyRunner:
         learner: Learner,
         replay: Replay,
         cycle: Cycle,
+        transfer: Transfer,
         reporter: Reporter,
         ranks: Ranks,
         hooks: Hooks,
@@ -59,6 +59,7 @@ class OffPolicyRunner:
         self._learner = learner
         self._replay = replay
         self._cycle = cycle
+        self._transfer = transfer
         self._reporter = reporter
         self._ranks = ranks
         self._hooks = hooks
@@ -97,13 +98,14 @@ class OffPolicyRunner:
         with self._timed("wait"), self._ranks.doing(f"waiting for its collector at tick {self.tick}", "waits"):
             filled = self._collector.wait_filled(self.tick)
         with self._timed("commit"):
+            handover = self._transfer.take(filled)
             if self._replay.streaming:
-                self._commit(filled)
+                self._replay.commit(handover)
+                self._learner.observe(handover.reward, handover.ended_env)
             else:
-                self._replay.begin(self.tick, filled)
+                self._replay.begin(self.tick, handover)
         with self._timed("act"):
-            action = self._learner.act(torch.from_numpy(filled.actor).to(self._replay.device, copy=True))
-            torch.from_numpy(self._collector.next_slot(self.tick).action).copy_(action)
+            self._transfer.give(self._learner.act(handover.actor), self._collector.next_slot(self.tick))
             self._collector.release()  # physics runs from here ...
         with self._timed("update"):
             updates = self._cycle.run()  # ... while we learn from what came before
@@ -119,12 +121,6 @@ class OffPolicyRunner:
         if self.stop_code:
             self.stop_reason = self._own_stop[1] or "another rank asked for it"
 
-    def _commit(self, filled: Slot) -> None:
-        self._replay.commit(filled)
-        ended = filled.ended_env[: filled.ended[0]]
-        device = self._replay.device
-        self._learner.observe(torch.from_numpy(filled.reward).to(device), torch.from_numpy(ended).to(device))
-
     @property
     def train_s(self) -> float:
         """Seconds [s] in the loop, those before a resume included."""
@@ -136,6 +132,11 @@ class OffPolicyRunner:
         Alone that is the running tick; with more ranks at most two more follow, until all have read the vote.
         """
         self._own_stop = (code, reason)
+
+    def close(self) -> None:
+        """Lets go of graphs and slots; before the collector's end and before the process group is left."""
+        self._cycle.close()
+        self._transfer.close()
 
     def resume(self, path: Path) -> str:
         """Continues from a checkpoint; returns one line that says what could not be continued, or nothing."""

@@ -67,6 +67,10 @@ class Slot:
     """All of the slot's bytes."""
 
 
+HEAD = ("action", "actor", "critic", "reward", "terminated")
+"""The fields that every tick fills; they lie first and one behind the other."""
+
+
 def slot_fields(spec: TaskSpec) -> dict[str, tuple[tuple[int, ...], DTypeLike]]:
     """Shape and type of each field of a slot."""
     n, actor, critic = spec.num_envs, spec.actor_size, spec.critic_size

@@ -112,6 +112,20 @@ class Presence:
         self._position = Position(self._position.calls + 1, self._position.what, self._position.kind)
         return self._position.calls
 
+    @property
+    def calls(self) -> int:
+        """Collectives that this rank has entered."""
+        return self._position.calls
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Enters a collective; those within it do not count."""
+        number = self.enter()
+        try:
+            yield
+        finally:
+            self._position = Position(number, self._position.what, self._position.kind)
+
     def judge(self, call: str, number: int, waited_s: float) -> None:
         """Called now and then by a rank that waits in a collective. Raises PeerStalled where another one is late."""
         if waited_s < self._notice_s / 4:

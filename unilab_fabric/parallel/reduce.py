@@ -17,9 +17,13 @@ from torch import Tensor
 
 from unilab_fabric.errors import PeerLost
 from unilab_fabric.parallel.calls import CallLog
+from unilab_fabric.parallel.flat import FlatParameters
 from unilab_fabric.parallel.presence import Kind, Presence
 
 _LOOK = timedelta(seconds=0.5)
+_BUSY_LOOKS = 200
+"""Looks at a device that follow each other at once; after them it is not a matter of microseconds."""
+_DEVICE_LOOK_S = 50e-6
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,10 @@ class Ranks:
     presence: Presence | None = None
     """Knows where the other ranks are; without it a late one is an error after the process group's own deadline."""
     on_cuda: bool = False
-    """Whether the buffers are a CUDA device's: then a call orders the stream, and the host does not wait for it."""
+    """Whether the buffers are a CUDA device's: then a call takes its place in the current stream, as a kernel does and
+    as a graph can hold it, and the host does not wait for it."""
+    gradient_wire: torch.dtype = torch.float32
+    """What gradients travel as."""
     calls: CallLog | None = None
     """Compares the ranks' calls before each one (`training.debug_collectives`)."""
 
@@ -46,6 +53,16 @@ class Ranks:
             return
         self.sum_(buffer, name)
         buffer.div_(self.world_size)
+
+    def mean_gradient_(self, flat: FlatParameters, name: str) -> None:
+        """Replaces a flat gradient and its tail by their means over ranks; in bf16, if wanted, only the gradient."""
+        if self.world_size == 1 or self.gradient_wire == flat.gradient.dtype:
+            self.mean_(flat.reduced, f"{name} gradient")
+            return
+        narrow = flat.gradient.to(self.gradient_wire).div_(self.world_size)  # first, as a sum may overflow
+        self.sum_(narrow, f"{name} gradient")
+        flat.gradient.copy_(narrow)
+        self.mean_(flat.tail, f"what rides on the {name} gradient")
 
     def sum_(self, buffer: Tensor, name: str) -> None:
         """Replaces a contiguous buffer by its sum over ranks."""
@@ -95,9 +112,31 @@ class Ranks:
         if self.calls is not None:
             self.calls.compare(call, arguments)
         try:
-            return Pending(self, call, number, collective(*arguments, async_op=True))
+            return Pending(self, call, number, collective(*arguments, async_op=not self.on_cuda))
         except RuntimeError as error:  # gloo and NCCL raise no narrower kind
             raise self.lost(call, error) from error
+
+    def as_one(self) -> AbstractContextManager[None]:
+        """Within it all collectives count as a single one: a graph replays several, and Python calls none of them."""
+        return contextlib.nullcontext() if self.presence is None else self.presence.as_one()
+
+    def wait_for_device(self, done: Callable[[], bool], what: str) -> None:
+        """Returns once `done()`; the device may hold collectives, which then wait for other ranks.
+
+        Nobody else would notice those that a graph replays: NCCL's watchdog does not know of them. Raises PeerStalled.
+        """
+        for _ in range(_BUSY_LOOKS):
+            if done():
+                return
+        since = judged = time.monotonic()
+        while not done():
+            time.sleep(_DEVICE_LOOK_S)
+            now = time.monotonic()
+            if self.presence is not None and now - judged > _LOOK.total_seconds():
+                judged = now
+                self.presence.judge(f"the updates before {what}", self.presence.calls, now - since)
+        if self.presence is not None:
+            self.presence.waited()
 
     def lost(self, call: str, error: BaseException) -> PeerLost:
         """The error of a collective that cannot finish."""
@@ -108,6 +147,7 @@ class Pending:
     """A collective under way."""
 
     def __init__(self, ranks: Ranks, call: str, number: int, work: Any) -> None:
+        """`work` is torch's; None where the stream knows its place already."""
         self._ranks = ranks
         self._call = call
         self._number = number
@@ -118,9 +158,7 @@ class Pending:
 
         Raises PeerLost, PeerStalled.
         """
-        if self._ranks.on_cuda:
-            self._work.wait()
-        elif not self._wait_a_while():
+        if self._work is not None and not self._wait_a_while():
             self._wait_long()
 
     def _wait_long(self) -> None:

@@ -61,6 +61,7 @@ class FastSACLearner:
         self.config = config
         self.ranks = ranks
         self.updates_per_tick = config.updates_per_tick
+        self.period = config.actor_every
         self.batch_size = config.batch_size
         self._operations = choose_operations(device, precision, config.kernels)
         self._target_entropy = -config.target_entropy_ratio * spec.action_size
@@ -181,7 +182,7 @@ class FastSACLearner:
         if first_of_tick and self._moments is not None:
             self._moments.write([batch.actor, batch.critic])
         self.skipped.mark(self._critic_marks, self.critic_flat.reduced)
-        self.ranks.mean_(self.critic_flat.reduced, "critic gradient")
+        self.ranks.mean_gradient_(self.critic_flat, "critic")
 
         norm = self.critic_flat.clip_norm_(self.config.max_grad_norm)
         # one verdict for all that was reduced together, from the reduced values: the same on every rank
@@ -207,7 +208,7 @@ class FastSACLearner:
         self.actor_flat.zero_gradient()
         loss.backward()  # type: ignore[no-untyped-call]
         self.skipped.mark(self._actor_marks, self.actor_flat.reduced)
-        self.ranks.mean_(self.actor_flat.reduced, "actor gradient")
+        self.ranks.mean_gradient_(self.actor_flat, "actor")
 
         norm = self.actor_flat.clip_norm_(self.config.max_grad_norm)
         kept = norm < math.inf

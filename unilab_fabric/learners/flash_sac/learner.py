@@ -99,6 +99,7 @@ class FlashSACLearner:
         self.config = config
         self.ranks = ranks
         self.updates_per_tick = config.updates_per_tick
+        self.period = config.actor_every
         self.batch_size = config.batch_size
         self._bf16 = precision == "bf16-mixed"
         self._target_entropy = entropy_of_std(spec.action_size, config.target_std)
@@ -205,7 +206,7 @@ class FlashSACLearner:
         log_prob = log_prob.detach()
         self._temperature_gradient.copy_(temperature_gradient(log_prob, temperature, self._target_entropy))
         self.skipped.mark(self._actor_marks, self.actor_flat.reduced)
-        self.ranks.mean_(self.actor_flat.reduced, "actor gradient")
+        self.ranks.mean_gradient_(self.actor_flat, "actor")
 
         kept, norm = self._verdict(self.actor_flat)
         self.skipped.count("actor", kept, self._actor_marks)
@@ -235,7 +236,7 @@ class FlashSACLearner:
         loss = critic_loss(logits, target)
         loss.backward()  # type: ignore[no-untyped-call]
         self.skipped.mark(self._critic_marks, self.critic_flat.reduced)
-        self.ranks.mean_(self.critic_flat.reduced, "critic gradient")
+        self.ranks.mean_gradient_(self.critic_flat, "critic")
 
         kept, norm = self._verdict(self.critic_flat)
         self.skipped.count("critic", kept, self._critic_marks)
