@@ -9,10 +9,11 @@ from tests.learners.problems import CPU, batch, mirrors, spec
 from tests.ranks import run_ranks
 from unilab_fabric.errors import UserErrors
 from unilab_fabric.learners.flash_sac.config import FlashSAC
-from unilab_fabric.learners.flash_sac.layers import FlashNet, UnitBatchNorm, UnitLinear, UnitRMSNorm
+from unilab_fabric.learners.flash_sac.layers import Arithmetic, FlashNet, UnitBatchNorm, UnitLinear, UnitRMSNorm
 from unilab_fabric.learners.flash_sac.losses import cosine_rate, entropy_of_std, least_optimistic
 from unilab_fabric.learners.flash_sac.noise import HeldNoise
 from unilab_fabric.learners.flash_sac.rewards import RewardScale, merged
+from unilab_fabric.learners.kernels import load_kernels
 from unilab_fabric.parallel.reduce import Ranks
 
 HORIZON = 12
@@ -293,3 +294,55 @@ def test_a_value_that_is_not_finite_on_one_rank_skips_the_step_on_both():
     for name in ("target_critic", "critic/batch_norm", "target_critic/batch_norm", "critic/exp_avg", "critic/step"):
         assert torch.equal(states[0][name], before[0][name])
     torch.testing.assert_close(states[0]["critic"], before[0]["critic"], atol=1e-6, rtol=0)  # projected once more
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("trains", [False, True])
+def test_all_members_at_once_compute_what_they_do_one_by_one(trains, bf16):
+    """The way of an accelerator against the CPU's: outputs, gradients and the statistics they leave."""
+    torch.manual_seed(0)
+    net = FlashNet(3, 5, 16, 2, 7)
+    net.running.copy_(torch.rand_like(net.running) + 0.5)
+    x = torch.randn(64, 5, requires_grad=True)
+    found = []
+    for forward in (net.forward, net.batched):
+        batch = torch.zeros(3, net.channels) if trains else None
+        net.zero_grad(), setattr(x, "grad", None)
+        outputs = forward(x, Arithmetic(torch.bfloat16 if bf16 else torch.float32), batch=batch)
+        torch.stack(list(outputs)).square().sum().backward()
+        found.append([*outputs, x.grad, *(p.grad for p in net.parameters()), *([batch] if trains else [])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.1 if bf16 else 1e-4, atol=0.3 if bf16 else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trains", [False, True])
+def test_the_kernels_compute_what_pytorch_does(trains, dtype):
+    torch.manual_seed(0)
+    kernels = load_kernels(dtype)
+    if kernels is None:
+        pytest.skip("no C compiler")
+    net = FlashNet(2, 5, 16, 2, 7)
+    net.running.copy_(torch.rand_like(net.running) + 0.5)
+    x = torch.randn(300, 5, requires_grad=True)
+    found = []
+    for arithmetic in (Arithmetic(dtype), Arithmetic(dtype, kernels)):
+        batch = torch.zeros(3, net.channels) if trains else None
+        net.zero_grad(), setattr(x, "grad", None)
+        outputs = net(x, arithmetic, batch=batch)
+        torch.stack(list(outputs)).square().sum().backward()
+        found.append([*outputs, x.grad, *(p.grad for p in net.parameters()), *([batch] if trains else [])])
+    for one, other in zip(*found, strict=True):
+        scale = float(one.detach().abs().max())
+        assert float((one - other).detach().abs().max()) < (0.03 if dtype == torch.bfloat16 else 1e-5) * scale
+
+
+def test_values_that_are_not_finite_pass_through_the_kernels():
+    kernels = load_kernels(torch.float32)
+    if kernels is None:
+        pytest.skip("no C compiler")
+    x = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]])
+    out = kernels.norm_relu(x, torch.ones(2), torch.zeros(2), None)
+    assert out.isnan().tolist() == [[True, False], [False, False]]
+    mean, variance = kernels.column_moments(x)
+    assert mean.isnan().tolist() == variance.isnan().tolist() == [True, False]

@@ -22,7 +22,15 @@ FAST = dataclasses.replace(
     SMALL, updates_per_tick=4, random_ticks=3, final_lr_fraction=0.1, n_step=3, kernels="off", max_grad_norm=1.0
 )
 FLASH = FlashSAC(
-    batch_size=32, updates_per_tick=4, actor_width=16, critic_width=16, blocks=1, atoms=21, n_step=3, replay_ticks=100
+    batch_size=32,
+    updates_per_tick=4,
+    actor_width=16,
+    critic_width=16,
+    blocks=1,
+    atoms=21,
+    n_step=3,
+    replay_ticks=100,
+    kernels="off",
 )
 
 

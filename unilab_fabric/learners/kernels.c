@@ -392,3 +392,106 @@ void squash_backward(const float *grad_squashed, const float *grad_log_prob, con
         }
     }
 }
+
+#define SUMMED 64 /* rows added up before their sum is added to the others': rounding then grows with few of them */
+
+/* Mean and biased variance of each column of x (rows, width); scratch is (threads, 2, width). */
+void column_moments(const element *x, float *mean, float *variance, float *scratch, long rows, long width,
+                    long threads) {
+    memset(mean, 0, width * sizeof(float));
+    for (int second = 0; second < 2; second++) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+        for (long part = 0; part < threads; part++) {
+            float *total = scratch + part * 2 * width, *some = total + width;
+            long last = first_row(part + 1, threads, rows);
+            memset(total, 0, width * sizeof(float));
+            for (long block = first_row(part, threads, rows); block < last; block += SUMMED) {
+                memset(some, 0, width * sizeof(float));
+                for (long row = block; row < least(block + SUMMED, last); row++) {
+                    const element *in = x + row * width;
+#pragma omp simd
+                    for (long i = 0; i < width; i++) {
+                        float d = load(in[i]) - mean[i];
+                        some[i] += second ? d * d : d;
+                    }
+                }
+                for (long i = 0; i < width; i++) total[i] += some[i];
+            }
+        }
+        float *sums = second ? variance : mean;
+        memset(sums, 0, width * sizeof(float));
+        add_parts(sums, scratch, 2 * width, width, threads);
+        for (long i = 0; i < width; i++) sums[i] /= rows;
+    }
+}
+
+/* relu(x * scale + shift), x (rows, width), scale and shift (width,): into out, or added to residual into wide. */
+void norm_relu(const element *x, const float *scale, const float *shift, const float *residual, element *out,
+               float *wide, long rows, long width, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++)
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            const element *in = x + row * width;
+            if (wide) {
+                const float *r = residual + row * width;
+                float *o = wide + row * width;
+#pragma omp simd
+                for (long i = 0; i < width; i++) {
+                    float y = load(in[i]) * scale[i] + shift[i];
+                    o[i] = r[i] + (y <= 0.0f ? 0.0f : y);
+                }
+            } else {
+                element *o = out + row * width;
+#pragma omp simd
+                for (long i = 0; i < width; i++) {
+                    float y = load(in[i]) * scale[i] + shift[i];
+                    o[i] = store(y <= 0.0f ? 0.0f : y);
+                }
+            }
+        }
+}
+
+/* The gradient of norm_relu's x into of_x, from that of its result, `grad` or `wide`, where scale = weight * rstd and
+ * shift = bias - mean * scale. Adds to the gradients of weight and bias unless they are null. With `batch` mean and
+ * rstd are those of the rows and depend on them. scratch is (threads, 2, width). */
+void norm_relu_backward(const element *grad, const float *wide, const element *x, const float *mean, const float *rstd,
+                        const float *scale, const float *shift, element *of_x, float *of_weight, float *of_bias,
+                        long batch, float *scratch, long rows, long width, long threads) {
+    if (batch || of_weight) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+        for (long part = 0; part < threads; part++) {
+            float *s = scratch + part * 2 * width, *t = s + width;
+            memset(s, 0, 2 * width * sizeof(float));
+            for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+                const element *in = x + row * width, *g = grad + row * width;
+                const float *w = wide + row * width;
+#pragma omp simd
+                for (long i = 0; i < width; i++) {
+                    float v = load(in[i]), own = wide ? w[i] : load(g[i]);
+                    own = v * scale[i] + shift[i] <= 0.0f ? 0.0f : own;
+                    s[i] += own;
+                    t[i] += own * (v - mean[i]) * rstd[i];
+                }
+            }
+        }
+        for (long part = 1; part < threads; part++) add_parts(scratch, scratch + part * 2 * width, 0, 2 * width, 1);
+        add_parts(of_bias, scratch, 0, width, 1);
+        add_parts(of_weight, scratch + width, 0, width, 1);
+        for (long i = 0; i < 2 * width; i++) scratch[i] /= rows;
+    }
+    const float *s = scratch, *t = scratch + width;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++)
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            const element *in = x + row * width, *g = grad + row * width;
+            const float *w = wide + row * width;
+            element *o = of_x + row * width;
+#pragma omp simd
+            for (long i = 0; i < width; i++) {
+                float v = load(in[i]), own = wide ? w[i] : load(g[i]);
+                own = v * scale[i] + shift[i] <= 0.0f ? 0.0f : own;
+                if (batch) own -= s[i] + (v - mean[i]) * rstd[i] * t[i];
+                o[i] = store(scale[i] * own);
+            }
+        }
+}

@@ -38,6 +38,9 @@ SIGNATURES = {
     "expected_value_backward": "pppffpplll",
     "squash": "ppffppppplll",
     "squash_backward": "ppppppffplll",
+    "column_moments": "pppplll",
+    "norm_relu": "pppppplll",
+    "norm_relu_backward": "pppppppppplplll",
 }
 C_TYPES = {"p": ctypes.c_void_p, "f": ctypes.c_float, "l": ctypes.c_long}
 
@@ -196,6 +199,44 @@ class Kernels:
         arguments = (grad_squashed, grad_log_prob, noise, squashed, std, raw_tanh, low, high, grad_head)
         self._run("squash_backward", arguments, sizes=(rows, actions))
         return grad_head
+
+    def column_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of each column of x (B, W), (W,) each."""
+        rows, width = x.shape
+        mean, variance = torch.empty(2, width)
+        self._run("column_moments", (x, mean, variance), scratch=2 * width, sizes=(rows, width))
+        return mean, variance
+
+    def norm_relu(self, x: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None) -> Tensor:
+        """relu(x * scale + shift) of x (B, W), scale and shift (W,); with `residual` its float32 sum with that."""
+        out = torch.empty_like(x) if residual is None else None
+        wide = None if residual is None else torch.empty_like(residual)
+        self._run("norm_relu", (x, scale, shift, residual, out, wide), sizes=x.shape)
+        result = wide if out is None else out
+        assert result is not None
+        return result
+
+    def norm_relu_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        vectors: Sequence[Tensor],
+        of_weight: Tensor | None,
+        of_bias: Tensor | None,
+        *,
+        wide: bool,
+        batch: bool,
+    ) -> Tensor:
+        """The gradient of x (B, W) from that of norm_relu's result; adds to those of weight and bias (W,) if given.
+
+        `vectors` are mean, 1 / std, scale and shift, with scale = weight / std and shift = bias - mean * scale; with
+        `batch` mean and std are those of x itself. `wide` says that there was a residual.
+        """
+        of_x = torch.empty_like(x)
+        arguments: list[Tensor | float | int | None] = [None if wide else grad, grad if wide else None, x, *vectors]
+        arguments += [of_x, of_weight, of_bias, int(batch)]
+        self._run("norm_relu_backward", arguments, scratch=2 * x.shape[1], sizes=x.shape)
+        return of_x
 
     def _run(
         self, name: str, arguments: Sequence[Tensor | float | int | None], *, sizes: Sequence[int], scratch: int = 0

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from unilab_fabric.errors import UserError
 from unilab_fabric.learners.learner import OffPolicyConfig
@@ -57,6 +57,9 @@ class FlashSAC(OffPolicyConfig):
     """Most ticks for which it is held; 1 draws it anew at each tick."""
     symmetry: bool = False
     """Reflect half of each batch left to right; needs a task that says how."""
+    kernels: Literal["auto", "off"] = "auto"
+    """auto compiles a small C file once for fused CPU kernels where a compiler is found; off computes the same in
+    PyTorch."""
 
     def problems(self, num_envs: int) -> list[UserError]:
         """Settings that cannot work, those of the base included."""

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from unilab_fabric.checkpoints import Layouts
 from unilab_fabric.errors import UserError, UserErrors
 from unilab_fabric.learners import categorical, gaussian
 from unilab_fabric.learners.flash_sac.config import FlashSAC
-from unilab_fabric.learners.flash_sac.layers import FlashNet
+from unilab_fabric.learners.flash_sac.layers import Arithmetic, FlashNet
 from unilab_fabric.learners.flash_sac.losses import (
     actor_loss,
     cosine_rate,
@@ -21,6 +22,7 @@ from unilab_fabric.learners.flash_sac.losses import (
 )
 from unilab_fabric.learners.flash_sac.noise import HeldNoise
 from unilab_fabric.learners.flash_sac.rewards import RewardScale
+from unilab_fabric.learners.kernels import load_kernels
 from unilab_fabric.learners.learner import Batch
 from unilab_fabric.learners.skips import SkippedSteps
 from unilab_fabric.learners.soft import soft_bellman, temperature_gradient
@@ -101,7 +103,7 @@ class FlashSACLearner:
         self.updates_per_tick = config.updates_per_tick
         self.period = config.actor_every
         self.batch_size = config.batch_size
-        self._bf16 = precision == "bf16-mixed"
+        self._arithmetic = _choose_arithmetic(device, precision, config.kernels)
         self._target_entropy = entropy_of_std(spec.action_size, config.target_std)
         self._horizon = max(total_updates, 1)
         self._range = (-config.max_return, config.max_return)
@@ -167,7 +169,7 @@ class FlashSACLearner:
     @torch.no_grad()
     def act(self, observation: Tensor) -> Tensor:
         """Actions for (num_envs, actor observation), in the environment's units: uniform until learning has begun."""
-        (head,) = self.actor.net(observation, bf16=self._bf16)
+        (head,) = self.actor.net(observation, self._arithmetic)
         action, _, _ = self.actor.sample(head, self._held.next())
         uniform = torch.empty_like(action).uniform_(-1.0, 1.0, generator=self._generator)
         return torch.where(self._updates == 0, uniform * self.actor.scale + self.actor.offset, action)
@@ -196,10 +198,10 @@ class FlashSACLearner:
         temperature = self.log_temperature.exp()
         self.actor_flat.zero_gradient()
         both = torch.cat([batch.actor, batch.next_actor])  # so that the statistics are those of the critics' batch
-        (head,) = self.actor.net(both, bf16=self._bf16, batch=self._actor_batch)
+        (head,) = self.actor.net(both, self._arithmetic, batch=self._actor_batch)
         action, log_prob, std = self.actor.sample(head[:rows], self._standard_normal(batch.actor))
         with self.critic_flat.frozen():
-            logits = self.critic(torch.cat([batch.critic, action], dim=1), bf16=self._bf16)
+            logits = self.critic(torch.cat([batch.critic, action], dim=1), self._arithmetic)
         _, value = least_optimistic(logits, *self._range)
         loss = actor_loss(log_prob, value, temperature)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -222,17 +224,17 @@ class FlashSACLearner:
         rows = batch.reward.shape[0]
         self.critic_flat.zero_gradient()
         with torch.no_grad():
-            (head,) = self.actor.net(batch.next_actor, bf16=self._bf16)
+            (head,) = self.actor.net(batch.next_actor, self._arithmetic)
             next_action, next_log_prob, _ = self.actor.sample(head, self._standard_normal(batch.next_actor))
             now = torch.cat([batch.critic, batch.action], dim=1)
             both = torch.cat([now, torch.cat([batch.next_critic, next_action], dim=1)])
-            next_logits = self.target(both, bf16=self._bf16, batch=self._target_batch)
+            next_logits = self.target(both, self._arithmetic, batch=self._target_batch)
             following, _ = least_optimistic([own[rows:] for own in next_logits], *self._range)
             reward = batch.reward / self._rewards.scale()
             temperature = self.log_temperature.exp()
             soft_reward, bootstrap = soft_bellman(reward, batch.terminated, batch.discount, next_log_prob, temperature)
             target = categorical.project(following, soft_reward, bootstrap, *self._range)
-        logits = [own[:rows] for own in self.critic(both, bf16=self._bf16, batch=self._critic_batch)]
+        logits = [own[:rows] for own in self.critic(both, self._arithmetic, batch=self._critic_batch)]
         loss = critic_loss(logits, target)
         loss.backward()  # type: ignore[no-untyped-call]
         self.skipped.mark(self._critic_marks, self.critic_flat.reduced)
@@ -272,6 +274,11 @@ class FlashSACLearner:
     def _standard_normal(self, observation: Tensor) -> Tensor:
         size = (observation.shape[0], self.actor.scale.shape[0])
         return torch.randn(size, generator=self._generator, device=observation.device)
+
+
+def _choose_arithmetic(device: torch.device, precision: str, kernels: Literal["auto", "off"]) -> Arithmetic:
+    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
+    return Arithmetic(dtype, load_kernels(dtype) if device.type == "cpu" and kernels == "auto" else None)
 
 
 def _adam(values: Tensor, gradient: Tensor) -> FlatAdamW:
