@@ -5,7 +5,7 @@ import pytest
 
 from tests.launch.machines import Machine
 from tests.manifests import write_checkpoint
-from unilab_fabric.config import resolve_run
+from unilab_fabric.config import build_learner_config, resolve_run
 from unilab_fabric.errors import Problems, UserErrors
 from unilab_fabric.launch import preflight as module
 from unilab_fabric.launch.devices import resolve_topology
@@ -206,12 +206,13 @@ def test_the_estimate_of_a_replay_is_its_memory(tmp_path):
 @pytest.mark.parametrize(("devices", "needed"), [(1, 1), (2, 2)])
 def test_a_replay_that_does_not_fit_is_refused_with_the_number_that_does(monkeypatch, devices, needed):
     spec = task_spec(run())
-    room = replay_bytes(50, spec) * needed
+    learner = build_learner_config(run().learner).memory_bytes(spec, "auto") * needed
+    room = replay_bytes(50, spec) * needed + learner
     monkeypatch.setattr(module, "available_memory", lambda: room)
     said = problems(run(devices=devices))
     assert said == [
-        f"learner.replay_ticks is 100; that takes {size_text(replay_bytes(100, spec) * needed)}, and this machine has "
-        f"{size_text(room)} left; allowed: 50 or less"
+        f"learner.replay_ticks is 100; that takes {size_text(replay_bytes(100, spec) * needed)} beside "
+        f"{size_text(learner)} of the learner, and this machine has {size_text(room)} left; allowed: 50 or less"
     ]
     preflight(run(devices=devices, learner={"replay_ticks": 50}))
 

@@ -39,6 +39,8 @@ class Plan:
     """Ticks before the first update."""
     replay_ticks: int
     replay_bytes: int
+    learner_bytes: int
+    """Memory of the learner [bytes], an estimate."""
     max_env_steps: int
     """Environment steps of the job."""
     run_folder: Path
@@ -94,6 +96,7 @@ def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
         learning_starts=settings.learning_starts,
         replay_ticks=settings.replay_ticks,
         replay_bytes=replay_bytes(settings.replay_ticks, spec),
+        learner_bytes=settings.memory_bytes(spec, config.training.precision),
         max_env_steps=config.training.max_env_steps,
         run_folder=folder,
         ckpt_path=Path(config.ckpt_path) if config.ckpt_path else None,
@@ -119,6 +122,7 @@ def banner(plan: Plan) -> str:
             _row("", "per rank", "job"),
             *(_row(name, f"{size:,}", f"{size * ranks:,}") for name, size in sizes),
             _row("replay memory", size_text(plan.replay_bytes), size_text(plan.replay_bytes * ranks)),
+            _row("learner memory, about", size_text(plan.learner_bytes), size_text(plan.learner_bytes * ranks)),
             f"  length     {plan.ticks:,} ticks; critic updates in each: {plan.updates_per_tick}",
             f"  run folder {plan.run_folder}" + (f", continuing {plan.ckpt_path.name}" if plan.ckpt_path else ""),
             f"  variables  {_variable_text(plan.environment)}",
@@ -247,20 +251,25 @@ def _check_length(config: RunConfig, topology: Topology, spec: TaskSpec) -> None
 
 
 def _check_memory(config: RunConfig, topology: Topology, spec: TaskSpec) -> None:
-    """The full replay against the memory it will stand in, which ranks share on the CPU."""
-    ticks = build_learner_config(config.learner).replay_ticks
+    """The full replay and the learner against the memory they will stand in, which ranks share on the CPU."""
+    settings = build_learner_config(config.learner)
+    ticks = settings.replay_ticks
     on_cpu = topology.accelerator == "cpu"
     available = available_memory() if on_cpu else _smallest_device(topology)
     sharing, where = (topology.local_world_size, "this machine") if on_cpu else (1, "the device")
+    learner = settings.memory_bytes(spec, config.training.precision) * sharing
     needed = replay_bytes(ticks, spec) * sharing
-    if available is not None and needed > available:
-        per_tick = replay_bytes(0, spec) * sharing
-        raise UserError(
-            "learner.replay_ticks",
-            ticks,
-            f"that takes {size_text(needed)}, and {where} has {size_text(available)} left; "
-            f"allowed: {max(0, available // per_tick - 1)} or less",
-        )
+    if available is None or needed + learner <= available:
+        return
+    fitting = (available - learner) // (replay_bytes(0, spec) * sharing) - 1
+    told = f"that takes {size_text(needed)} beside {size_text(learner)} of the learner, and {where} has "
+    told += f"{size_text(available)} left; allowed: "
+    least = max(settings.learning_starts, -(-settings.batch_size // spec.num_envs))
+    if fitting < least:
+        told += f"{least} or more, for which there is no room: a smaller learner.batch_size or task.num_envs"
+    else:
+        told += f"{fitting} or less"
+    raise UserError("learner.replay_ticks", ticks, told)
 
 
 def _check_checkpoint(config: RunConfig, topology: Topology, spec: TaskSpec) -> None:

@@ -94,6 +94,14 @@ class OffPolicyConfig:
     discount: float = 0.97
     """Discount per control step (gamma)."""
 
+    def memory_bytes(self, spec: TaskSpec, precision: str) -> int:
+        """Memory [bytes] of the learner of one rank without its replay: its state, and what an update holds at once.
+
+        An estimate from the sizes alone; `precision` is as in the configuration. A learner that does not say counts
+        for nothing.
+        """
+        return 0
+
     def check(self, num_envs: int) -> None:
         """Raises UserErrors where the settings cannot serve `num_envs` environments of a rank."""
         problems = self.problems(num_envs)

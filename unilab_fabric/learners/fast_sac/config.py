@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from unilab_fabric.parallel.reduce import Ranks
 
 
+def _parameters(inputs: int, hidden: tuple[int, ...], outputs: int) -> int:
+    """Parameters of one perceptron with a LayerNorm behind each hidden layer."""
+    widths = (inputs, *hidden)
+    return sum((a + 3) * b for a, b in zip(widths, hidden, strict=False)) + (widths[-1] + 1) * outputs
+
+
 @dataclass(frozen=True, kw_only=True)
 class FastSAC(OffPolicyConfig):
     """Soft actor-critic for thousands of environments: LayerNorm networks, categorical critics, a delayed actor."""
@@ -62,6 +68,16 @@ class FastSAC(OffPolicyConfig):
     kernels: Literal["auto", "off"] = "auto"
     """auto compiles a small C file once for fused CPU kernels where a compiler is found; off computes the same in
     PyTorch."""
+
+    def memory_bytes(self, spec: TaskSpec, precision: str) -> int:
+        """See OffPolicyConfig. The factors of the second part are those of tests/learners/test_memory.py."""
+        actor = _parameters(spec.actor_size, self.actor_hidden, 2 * spec.action_size)
+        inputs = spec.critic_size + spec.action_size
+        critic = self.num_critics * _parameters(inputs, self.critic_hidden, self.atoms)
+        state = 4 * actor + 5 * critic  # values, gradient and two moments; the critics' targets
+        row = self.num_critics * (4.4 * sum(self.critic_hidden) + 6 * self.atoms) + 2 * inputs
+        narrow = 0.72 if precision in ("auto", "bf16-mixed") else 1.0
+        return round(4 * (state + narrow * row * self.batch_size))
 
     def problems(self, num_envs: int) -> list[UserError]:
         """Settings that cannot work, those of the base included."""

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from unilab_fabric.parallel.reduce import Ranks
 
 
+def _parameters(inputs: int, width: int, blocks: int, outputs: int) -> int:
+    """Parameters of one network."""
+    block = 8 * width**2 + 10 * width  # to four times the width and back, a norm behind each
+    return 2 * inputs + inputs * width + blocks * block + width + (width + 1) * outputs
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlashSAC(OffPolicyConfig):
     """Soft actor-critic with few updates, large batches and bounded norms: BatchNorm, RMSNorm, unit-norm weights."""
@@ -60,6 +66,14 @@ class FlashSAC(OffPolicyConfig):
     kernels: Literal["auto", "off"] = "auto"
     """auto compiles a small C file once for fused CPU kernels where a compiler is found; off computes the same in
     PyTorch."""
+
+    def memory_bytes(self, spec: TaskSpec, precision: str) -> int:
+        """See OffPolicyConfig. The factors of the second part are those of tests/learners/test_memory.py."""
+        actor = _parameters(spec.actor_size, self.actor_width, self.blocks, 2 * spec.action_size)
+        critics = 2 * _parameters(spec.critic_size + spec.action_size, self.critic_width, self.blocks, self.atoms)
+        state = 4 * actor + 5 * critics  # values, gradient and two moments; the critics' targets
+        row = 4 * self.critic_width * (10.5 + 11.65 * self.blocks) + 12 * self.atoms
+        return round(4 * (state + row * self.batch_size))
 
     def problems(self, num_envs: int) -> list[UserError]:
         """Settings that cannot work, those of the base included."""
