@@ -26,10 +26,10 @@ from shared.timing import in_turn, machine, table
 from unilab_fabric.learners.fast_sac.config import FastSAC
 from unilab_fabric.learners.flash_sac.config import FlashSAC
 from unilab_fabric.learners.learner import Learner, OffPolicyConfig
+from unilab_fabric.loop.transfer import Handover
 from unilab_fabric.offpolicy.cycle import Cycle
 from unilab_fabric.offpolicy.graphs import CudaGraph, GraphedBlock
 from unilab_fabric.offpolicy.replay import Replay
-from unilab_fabric.offpolicy.transfer import Handover
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.spaces import TaskSpec
 

@@ -6,7 +6,7 @@ import pytest
 
 from unilab_fabric.errors import PeerLost, PeerStalled, UserError, UserErrors
 from unilab_fabric.launch.failure import FailedAt, failure_of, forget, record, show
-from unilab_fabric.offpolicy.collector import CollectorFailed
+from unilab_fabric.loop.collector import CollectorFailed
 
 
 def raised(error):

@@ -6,8 +6,8 @@ from unilab_fabric.checkpoints import envs_to_resume
 from unilab_fabric.config import CheckpointConfig, TrainingConfig
 from unilab_fabric.hooks.hook import Hook, Hooks
 from unilab_fabric.learners.fast_sac.config import FastSAC
+from unilab_fabric.loop.collector import Collector, CollectorConfig
 from unilab_fabric.offpolicy.assemble import assemble
-from unilab_fabric.offpolicy.collector import Collector, CollectorConfig
 from unilab_fabric.parallel.reduce import Ranks
 
 SMALL = FastSAC(

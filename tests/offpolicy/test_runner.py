@@ -81,7 +81,7 @@ class Collapsing(Hook):
 def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path, monkeypatch):
     scores = iter([1.0, 5.0, 2.0, 3.0, 0.0, 0.5])
     watch = Collapsing()
-    from unilab_fabric.offpolicy.report import Reporter
+    from unilab_fabric.loop.report import Reporter
 
     original = Reporter.report
 

@@ -88,7 +88,7 @@ class Job:
         found = {name: pid for pid, name in ranks.items()}
         for pid, name in ranks.items():
             for child in children(pid):
-                if "unilab_fabric.offpolicy.collector" in command(child):
+                if "unilab_fabric.loop.collector" in command(child):
                     found[name.replace("rank", "collector")] = child
         self._seen |= set(found.values())
         return found

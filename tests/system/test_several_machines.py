@@ -163,7 +163,7 @@ def test_a_machine_that_is_gone_ends_the_job_on_the_other(cluster):
 def test_a_collector_that_is_gone_ends_the_job_on_both_machines(cluster):
     torchrun(cluster, 2, 1, ENDLESS, "--checkpoint.every=20")
     cluster.training()
-    collectors = [pid for pid in working_in(cluster.folder) if "unilab_fabric.offpolicy.collector" in command(pid)]
+    collectors = [pid for pid in working_in(cluster.folder) if "unilab_fabric.loop.collector" in command(pid)]
     assert len(collectors) == 2
     os.kill(collectors[0], signal.SIGKILL)
     assert cluster.all_gone(20), cluster.text()

@@ -14,7 +14,7 @@ from typing import Any
 
 from unilab_fabric.errors import PeerLost, PeerStalled, UserError, UserErrors
 from unilab_fabric.hooks.summary import SUMMARY, write_summary
-from unilab_fabric.offpolicy.collector import CollectorFailed
+from unilab_fabric.loop.collector import CollectorFailed
 
 FAILURE = "failure.json"
 _LAST_LINES = 30

@@ -18,7 +18,7 @@ from unilab_fabric.launch.preflight import library_variables
 from unilab_fabric.launch.signals import StopSignals
 from unilab_fabric.launch.supervisor import Report
 from unilab_fabric.lifeline import die_with_parent
-from unilab_fabric.offpolicy.collector import Collector, CollectorConfig
+from unilab_fabric.loop.collector import Collector, CollectorConfig
 
 CONFIG = "config.yaml"
 _SAME_SIGNAL_S = 2.0

@@ -24,8 +24,8 @@ from unilab_fabric.launch.process import CONFIG
 from unilab_fabric.launch.signals import StopSignals
 from unilab_fabric.launch.strategy import open_fabric, second_store
 from unilab_fabric.learners.precision import set_precision
+from unilab_fabric.loop.collector import NONFINITE, Collector
 from unilab_fabric.offpolicy.assemble import assemble
-from unilab_fabric.offpolicy.collector import NONFINITE, Collector
 from unilab_fabric.offpolicy.runner import OffPolicyRunner
 from unilab_fabric.parallel.calls import CallLog
 from unilab_fabric.parallel.presence import Presence

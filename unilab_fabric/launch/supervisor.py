@@ -18,7 +18,7 @@ from typing import Any
 
 from unilab_fabric.launch.failure import Failure, failure_of_exit
 from unilab_fabric.launch.signals import STOP_SIGNALS
-from unilab_fabric.offpolicy.collector import is_stopped
+from unilab_fabric.loop.collector import is_stopped
 
 _POLL_S = 0.02
 _CAUSE_S = 2.0

@@ -30,8 +30,8 @@ class Batch:
     discount: "Tensor"  # (B,), gamma ** (rewards summed)
 
 
-class Learner(Protocol):
-    """All that the runner asks of an algorithm."""
+class Replicated(Protocol):
+    """What every learner holds, of whatever kind: reported, compared, saved and loaded by the loop."""
 
     replicated: Mapping[str, "Tensor"]
     """The live tensors of the replicated state by group name (`critic`, `critic/exp_avg`, `normaliser/mean`, ...):
@@ -44,16 +44,25 @@ class Learner(Protocol):
     """Tags of `metrics`, fixed before the first tick."""
     metrics: "Tensor"
     """(len(metric_names), 2) float64 on the device: sum and count since the runner last set it to zero."""
+    skipped: "SkippedSteps"
+    """Optimiser steps left out for a non-finite gradient, part of the replicated state."""
+    generators: Mapping[str, "torch.Generator"]
+    """The rank's own random generators by name, for checkpoints."""
+
+    def policy(self) -> "torch.nn.Module":
+        """The deterministic policy, normaliser inside: (n, actor observation) -> (n, actions)."""
+        ...
+
+
+class Learner(Replicated, Protocol):
+    """All that the off-policy runner asks of an algorithm."""
+
     updates_per_tick: int
     """Critic updates in one cycle."""
     period: int
     """Updates after which what an update does repeats, as the actor's do; the first of a tick may differ besides."""
     batch_size: int
     """Transitions of one update, per rank."""
-    skipped: "SkippedSteps"
-    """Optimiser steps left out for a non-finite gradient, part of the replicated state."""
-    generators: Mapping[str, "torch.Generator"]
-    """The rank's own random generators by name, for checkpoints."""
 
     def act(self, observation: "Tensor") -> "Tensor":
         """Sampled actions for (num_envs, actor observation), (num_envs, actions) in the environment's units."""
@@ -70,10 +79,6 @@ class Learner(Protocol):
         start of the run (tick * updates_per_tick + place in the cycle), give or take whole periods. The batch may be
         overwritten by the next draw.
         """
-        ...
-
-    def policy(self) -> "torch.nn.Module":
-        """The deterministic policy, normaliser inside: (n, actor observation) -> (n, actions)."""
         ...
 
 

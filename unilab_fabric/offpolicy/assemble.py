@@ -9,14 +9,15 @@ import torch
 from unilab_fabric.config import CheckpointConfig, TrainingConfig
 from unilab_fabric.hooks.hook import Hooks
 from unilab_fabric.learners.learner import OffPolicyConfig
-from unilab_fabric.offpolicy.checkpoints import RunCheckpoints
-from unilab_fabric.offpolicy.collector import Collector
+from unilab_fabric.loop.checkpoints import RunCheckpoints
+from unilab_fabric.loop.collector import Collector
+from unilab_fabric.loop.nonfinite import NonfiniteWatch
+from unilab_fabric.loop.report import Reporter
+from unilab_fabric.loop.transfer import choose_transfer
 from unilab_fabric.offpolicy.cycle import Cycle
 from unilab_fabric.offpolicy.graphs import CudaGraph, GraphedBlock
 from unilab_fabric.offpolicy.replay import Replay
-from unilab_fabric.offpolicy.report import Reporter
 from unilab_fabric.offpolicy.runner import OffPolicyRunner
-from unilab_fabric.offpolicy.transfer import choose_transfer
 from unilab_fabric.parallel.reduce import Ranks
 
 
@@ -69,9 +70,10 @@ def assemble(
         collector=collector,
         learner=learner,
         replay=replay,
-        cycle=cycle,
+        counter=cycle,
         reporter=reporter,
         ranks=ranks,
+        num_envs=spec.num_envs,
     )
     return OffPolicyRunner(
         folder=folder,
@@ -81,6 +83,7 @@ def assemble(
         learner=learner,
         replay=replay,
         cycle=cycle,
+        nonfinite=NonfiniteWatch(learner, replay.nonfinite, ranks, folder, training.max_skipped_updates),
         transfer=choose_transfer(collector.slots, device, ranks),
         reporter=reporter,
         ranks=ranks,

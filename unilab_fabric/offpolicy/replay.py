@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unilab_fabric.learners.learner import Batch
-from unilab_fabric.offpolicy.transfer import Handover
+from unilab_fabric.loop.transfer import Handover
 from unilab_fabric.spaces import TaskSpec
 
 FIELDS = ("actor observation", "critic observation", "action", "reward", "terminated")
@@ -176,6 +176,10 @@ class Replay:
             self._finals_of_tick[tick % self._length] = count
         self.streaming = True
         self._publish()
+
+    def joined(self, states: Sequence[dict[str, Tensor]], first: int, last: int) -> dict[str, Tensor]:
+        """See `joined_columns`."""
+        return joined_columns(states, first, last)
 
     def _draw(self, count: int, below: Tensor | int) -> Tensor:
         """Uniform integers in [0, below), (count,); a tensor `below` stays on the device."""

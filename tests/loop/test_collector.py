@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unilab_fabric.errors import UserError
-from unilab_fabric.offpolicy.collector import Collector, CollectorConfig, CollectorFailed
+from unilab_fabric.loop.collector import Collector, CollectorConfig, CollectorFailed
 
 COUNTING = "tests.offpolicy.counting.CountingEnv"
 
@@ -123,7 +123,7 @@ def test_a_stopped_collector_is_named_as_such(start):
 def test_a_collector_ends_with_the_process_that_started_it():
     code = (
         "import sys, time\n"
-        "from unilab_fabric.offpolicy.collector import Collector, CollectorConfig\n"
+        "from unilab_fabric.loop.collector import Collector, CollectorConfig\n"
         f"config = CollectorConfig(class_path={COUNTING!r}, init_args={{}}, seed=1, num_threads=1)\n"
         "collector = Collector(config, rank=0, deadline_s=30)\n"
         "collector.connect()\n"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unilab_fabric.hooks.hook import RankFigures
-from unilab_fabric.learners.learner import Learner
+from unilab_fabric.learners.learner import Replicated
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.spaces import Metric
 
@@ -35,7 +35,7 @@ class Report:
 class Reporter:
     """Adds up one rank's figures and merges them over ranks."""
 
-    def __init__(self, env_metrics: tuple[Metric, ...], learner: Learner, ranks: Ranks) -> None:
+    def __init__(self, env_metrics: tuple[Metric, ...], learner: Replicated, ranks: Ranks) -> None:
         self._env_metrics = env_metrics
         self._learner = learner
         self._ranks = ranks

@@ -19,9 +19,9 @@ from unilab_fabric.errors import UserError
 from unilab_fabric.hooks.hook import Hook
 from unilab_fabric.learners.flash_sac.config import FlashSAC
 from unilab_fabric.learners.skips import SkippedSteps
-from unilab_fabric.offpolicy.collector import CollectorFailed
-from unilab_fabric.offpolicy.nonfinite import NonfiniteUpdates
-from unilab_fabric.offpolicy.report import Reporter
+from unilab_fabric.loop.collector import CollectorFailed
+from unilab_fabric.loop.nonfinite import NonfiniteUpdates
+from unilab_fabric.loop.report import Reporter
 
 torch.set_num_threads(1)
 TICKS = 130

@@ -6,13 +6,12 @@ here, at the reports.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from unilab_fabric.learners.learner import Learner
+from unilab_fabric.learners.learner import Replicated
 from unilab_fabric.learners.skips import Skips
-from unilab_fabric.offpolicy.collector import NONFINITE
-from unilab_fabric.offpolicy.replay import Replay
+from unilab_fabric.loop.collector import NONFINITE
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.parallel.replica import nonfinite_groups
 
@@ -27,10 +26,20 @@ class NonfiniteUpdates(RuntimeError):
 class NonfiniteWatch:
     """Looks at the skipped steps of a run; every rank has one and calls it at the same ticks."""
 
-    def __init__(self, learner: Learner, replay: Replay, ranks: Ranks, run_folder: Path, most_in_row: int) -> None:
-        """What is found goes into the run's `nonfinite/`; `most_in_row` steps left out in a row are too many."""
+    def __init__(
+        self,
+        learner: Replicated,
+        stored: Callable[[int], list[dict[str, object]]],
+        ranks: Ranks,
+        run_folder: Path,
+        most_in_row: int,
+    ) -> None:
+        """What is found goes into the run's `nonfinite/`; `most_in_row` steps left out in a row are too many.
+
+        `stored` describes up to so many stored values that are not finite, as `Replay.nonfinite` does.
+        """
         self._learner = learner
-        self._replay = replay
+        self._stored = stored
         self._ranks = ranks
         self._folder = run_folder / NONFINITE
         self._most_in_row = most_in_row
@@ -82,7 +91,7 @@ class NonfiniteWatch:
             "skipped_updates": skips.total,
             "in_row": dict(skips.in_row),
             "replicated_state": groups,
-            "replay": self._replay.nonfinite(_MOST_ROWS),
+            "replay": self._stored(_MOST_ROWS),
         }
         self._dump(f"rank-{self._ranks.rank}-tick-{tick:09d}-gradient.json", figures)
         if groups:

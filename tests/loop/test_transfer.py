@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from unilab_fabric.offpolicy.slots import HEAD, NUM_SLOTS, anonymous_memory, map_slots, slot_bytes
-from unilab_fabric.offpolicy.transfer import CopiedTransfer, CudaCopies, SharedTransfer
+from unilab_fabric.loop.slots import HEAD, NUM_SLOTS, anonymous_memory, map_slots, slot_bytes
+from unilab_fabric.loop.transfer import CopiedTransfer, CudaCopies, SharedTransfer
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.spaces import TaskSpec
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unilab_fabric.offpolicy.slots import HEAD, Slot
+from unilab_fabric.loop.slots import HEAD, Slot
 from unilab_fabric.parallel.reduce import Ranks
 
 

@@ -1,6 +1,6 @@
 """The other process of a rank: environments on its CPU cores, numpy only, never torch, never CUDA.
 
-The learner starts it as `python -m unilab_fabric.offpolicy.collector` with one end of a socket, sends what to run, and
+The learner starts it as `python -m unilab_fabric.loop.collector` with one end of a socket, sends what to run, and
 then releases one slot a tick. The process ends when told to, when the socket closes, or when its parent is gone.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from unilab_fabric.errors import UserError
 from unilab_fabric.lifeline import die_with_parent
-from unilab_fabric.offpolicy.slots import (
+from unilab_fabric.loop.slots import (
     NUM_SLOTS,
     Channel,
     PeerGone,

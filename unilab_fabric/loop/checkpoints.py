@@ -1,10 +1,10 @@
 """What a checkpoint of an off-policy run holds: written by all ranks together, continued from by each."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,12 +26,10 @@ from unilab_fabric.checkpoints import (
 )
 from unilab_fabric.config import CheckpointConfig
 from unilab_fabric.errors import UserError
-from unilab_fabric.learners.learner import Learner
-from unilab_fabric.offpolicy.collector import Collector, CollectorFailed
-from unilab_fabric.offpolicy.cycle import Cycle
-from unilab_fabric.offpolicy.nonfinite import NonfiniteUpdates
-from unilab_fabric.offpolicy.replay import Replay, joined_columns
-from unilab_fabric.offpolicy.report import Reporter, tensor_of
+from unilab_fabric.learners.learner import Replicated
+from unilab_fabric.loop.collector import Collector, CollectorFailed
+from unilab_fabric.loop.nonfinite import NonfiniteUpdates
+from unilab_fabric.loop.report import Reporter, tensor_of
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.parallel.replica import check_replicas, nonfinite_groups
 
@@ -48,6 +46,40 @@ class Progress:
     """Seconds [s] in the loop, those before a resume included."""
 
 
+class Experience(Protocol):
+    """Transitions that outlive a checkpoint; an off-policy run's replay."""
+
+    ticks: int
+    generator: torch.Generator
+
+    @property
+    def filled_ticks(self) -> int:
+        """Ticks that are stored."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a resumed run needs."""
+        ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Continues where `state` was called."""
+        ...
+
+    def joined(self, states: Sequence[dict[str, Tensor]], first: int, last: int) -> dict[str, Tensor]:
+        """The state that holds environments `first` to `last` - 1 of those of several ranks side by side."""
+        ...
+
+    def cut(self) -> None:
+        """Ends the stream of transitions, as other environments follow."""
+        ...
+
+
+class Updates(Protocol):
+    """Counts the updates of a run."""
+
+    updates: int
+
+
 class RunCheckpoints:
     """One rank's hand in the checkpoints of a run; every rank calls the same methods at the same ticks."""
 
@@ -61,13 +93,17 @@ class RunCheckpoints:
         settings: CheckpointConfig,
         manifest: dict[str, Any],
         collector: Collector,
-        learner: Learner,
-        replay: Replay,
-        cycle: Cycle,
+        learner: Replicated,
+        replay: Experience | None,
+        counter: Updates,
         reporter: Reporter,
         ranks: Ranks,
+        num_envs: int,
     ) -> None:
-        """`folder` is the run's; `manifest` goes into every checkpoint as it is."""
+        """`folder` is the run's; `manifest` goes into every checkpoint as it is; `num_envs` are the rank's.
+
+        `replay` is None for a run whose transitions do not outlive an update.
+        """
         self.score = None
         self._best: tuple[float, str] | None = None  # score and folder name
         self._folder = folder
@@ -76,13 +112,15 @@ class RunCheckpoints:
         self._collector = collector
         self._learner = learner
         self._replay = replay
-        self._cycle = cycle
+        self._counter = counter
+        self._num_envs = num_envs
         self._reporter = reporter
         self._ranks = ranks
 
-    def due(self, tick: int) -> bool:
-        """Whether one is to be written at this tick."""
-        return self._settings.every > 0 and tick % self._settings.every == 0
+    def due(self, tick: int, ticks: int) -> bool:
+        """Whether one is to be written after the newest `ticks` ticks, of which `tick` is the last."""
+        every = self._settings.every
+        return every > 0 and tick // every > (tick - ticks) // every
 
     def save(self, progress: Progress) -> Path:
         """Writes a checkpoint of this moment, with all ranks, and prunes the old ones; returns its folder."""
@@ -96,8 +134,8 @@ class RunCheckpoints:
         files = {REPLICATED: writer.write(REPLICATED, self._replicated_state())} if self._ranks.rank == 0 else {}
         files |= self._of_all_ranks(own)
         if self._ranks.rank == 0:
-            counters = {"tick": progress.tick, "env_steps": progress.env_steps, "updates": self._cycle.updates}
-            replay = {"num_envs": self._replay.num_envs, "replay_ticks": self._replay_ticks()}
+            counters = {"tick": progress.tick, "env_steps": progress.env_steps, "updates": self._counter.updates}
+            replay = {"num_envs": self._num_envs, "replay_ticks": self._replay_ticks()}
             figures = {"score": self.score, "train_s": progress.train_s}
             writer.close(self._manifest | counters | replay | figures, files)
             self._prune(progress.tick)
@@ -137,7 +175,9 @@ class RunCheckpoints:
         """The files of every rank, once all of them are written; a collective."""
         absent = (-1, 0)
         names = (rank_file, envs_file)
-        row = torch.tensor([own.get(name(self._ranks.rank), absent) for name in names], device=self._replay.device)
+        row = torch.tensor(
+            [own.get(name(self._ranks.rank), absent) for name in names], device=self._learner.metrics.device
+        )
         rows = self._ranks.gather(row, "files of the checkpoint").tolist()
         return {
             name(rank): (size, crc)
@@ -157,7 +197,7 @@ class RunCheckpoints:
         restore(self._learner.replicated, replicated["learner"], path / REPLICATED)
         since_start = torch.from_numpy(self._reporter.since_start)
         restore({"since_start": since_start}, {"since_start": replicated["since_start"]}, path / REPLICATED)
-        self._cycle.updates = manifest["updates"]
+        self._counter.updates = manifest["updates"]
         self.score, self._best = manifest["score"], replicated["best"] and tuple(replicated["best"])
         progress = Progress(tick=manifest["tick"], env_steps=manifest["env_steps"], train_s=manifest["train_s"])
         same_ranks = manifest["world_size"] == self._ranks.world_size
@@ -173,13 +213,13 @@ class RunCheckpoints:
         self._collector.resume_at(manifest["tick"], None if slot is None else slot.numpy().tobytes())
         if slot is not None:  # what the learner keeps of environments goes with them
             restore(self._learner.local, own["learner"], file)
-        if own["replay"] is not None:
+        if own["replay"] is not None and self._replay is not None:
             self._replay.load_state(own["replay"])
             if slot is None:
                 self._replay.cut()
         parts = {
             "environments": slot is not None,
-            "replay": own["replay"] is not None,
+            "replay": own["replay"] is not None or self._replay is None,
             "generators for this kind of device": self._restore_generators(own["generators"], file),
         }
         missing = [name for name, continues in parts.items() if not continues]
@@ -188,19 +228,24 @@ class RunCheckpoints:
     def _resume_with_other_ranks(self, path: Path, manifest: Mapping[str, Any]) -> str:
         """The replay, if the job has as many environments as before; returns what starts anew."""
         self._collector.resume_at(manifest["tick"], None)
-        before, own = manifest["num_envs"], self._replay.num_envs
+        before, own = manifest["num_envs"], self._num_envs
         kept = (
-            before * manifest["world_size"] == own * self._ranks.world_size
+            self._replay is not None
+            and before * manifest["world_size"] == own * self._ranks.world_size
             and 0 < manifest["replay_ticks"] <= self._replay.ticks
         )
-        if kept:
+        if kept and self._replay is not None:
             first = self._ranks.rank * own
             ranks = range(first // before, -(-(first + own) // before))
             states = [self._read_rank(path, rank, manifest)["replay"] for rank in ranks]
-            self._replay.load_state(joined_columns(states, first - ranks[0] * before, first + own - ranks[0] * before))
+            self._replay.load_state(
+                self._replay.joined(states, first - ranks[0] * before, first + own - ranks[0] * before)
+            )
             self._replay.cut()
         continues = "replicated state and replay continue" if kept else "replicated state continues"
-        anew = "environments and generators" if kept else "environments, replay and generators"
+        anew = "environments, replay and generators"
+        if kept or self._replay is None:
+            anew = "environments and generators"
         return (
             f"the checkpoint is of {manifest['world_size']} rank(s) and this job has {self._ranks.world_size}: "
             f"{continues}; {anew} start anew"
@@ -244,16 +289,17 @@ class RunCheckpoints:
 
     def _replay_ticks(self) -> int:
         """Ticks of replay that the checkpoint holds."""
-        return self._replay.filled_ticks if self._settings.replay else 0
+        return self._replay.filled_ticks if self._settings.replay and self._replay is not None else 0
 
     def _generators(self) -> dict[str, torch.Generator]:
-        return {"replay": self._replay.generator, **self._learner.generators}
+        own = {} if self._replay is None else {"replay": self._replay.generator}
+        return {**own, **self._learner.generators}
 
     def _rank_state(self, slot: bytes | None) -> dict[str, Any]:
         return {
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
             "learner": {name: tensor.cpu() for name, tensor in self._learner.local.items()},
-            "replay": self._replay.state() if self._settings.replay else None,
+            "replay": self._replay.state() if self._settings.replay and self._replay is not None else None,
             "slot": None if slot is None else torch.frombuffer(bytearray(slot), dtype=torch.uint8),
             "totals": tensor_of(self._reporter.totals),
             "metrics": self._learner.metrics.cpu(),
