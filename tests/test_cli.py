@@ -157,7 +157,7 @@ def test_help_of_fit_gives_units_and_scope(command):
     text = " ".join(command("fit", "--help")[1].split())
     assert "Environment steps of the job, all ranks together" in text
     assert "Seconds [s] a rank waits" in text
-    assert "cartpole.yaml, flash_sac.yaml, gymnasium.yaml, sac.yaml" in text
+    assert "cartpole.yaml, flash_sac.yaml, gymnasium.yaml, ppo.yaml, sac.yaml" in text
     assert "Path to a configuration file" not in text  # jsonargparse's own way, which is not ours
 
 
@@ -246,7 +246,7 @@ def test_a_checkpoint_of_another_task_is_refused(command, checkpoint):
         (["fit", *CARTPOLE, "--learner.betas=[1]"], "learner.betas is [1]; allowed: [a number, a number]"),
         (
             ["fit", *CARTPOLE, "--training.precision=bf16"],
-            "training.precision is bf16; allowed: auto, 32-true or bf16-mixed",
+            "training.precision is bf16; allowed: auto, 32-true, tf32 or bf16-mixed",
         ),
         (["fit", *CARTPOLE, "--training.log_every=0"], "training.log_every is 0; allowed: 1 or more"),
         (

@@ -101,7 +101,7 @@ def test_a_task_a_learner_and_a_logger_of_the_users_go_by_import_path(tmp_path, 
         "task.rial is 1; there is no such setting; did you mean task.rail?"
     ]
     assert problems_of(task=CARTPOLE, learner="mine.Quiet") == [
-        "learner is mine.Quiet; allowed: FastSAC, FlashSAC, or a subclass of OffPolicyConfig"
+        "learner is mine.Quiet; allowed: FastSAC, FlashSAC, PPO, or a subclass of LearnerConfig"
     ]
     assert problems_of(task=CARTPOLE, learner="mine.Slo") == [
         "learner is mine.Slo; mine has no such class; did you mean Slow?"

@@ -332,7 +332,7 @@ def _run_help(command: str) -> str:
     parser.add_argument("--devices", metavar="DEVICES", help="Short for --training.devices.")
     for section, text in {
         "task": f"What to learn: {', '.join(TASKS)}, gymnasium:ID, or the import path of a VectorEnv class.",
-        "learner": f"How to learn: {', '.join(LEARNERS)}, or the import path of an OffPolicyConfig.",
+        "learner": f"How to learn: {', '.join(LEARNERS)}, or the import path of a LearnerConfig.",
         "logger": f"Where metrics go: {', '.join(LOGGERS)}, or the import path of a Lightning logger.",
     }.items():
         parser.add_argument(f"--{section}", metavar="NAME", help=text)

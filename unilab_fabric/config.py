@@ -26,7 +26,7 @@ from unilab_fabric.arguments import (
 from unilab_fabric.errors import Problems, UserError, nearest
 
 if TYPE_CHECKING:
-    from unilab_fabric.learners.learner import OffPolicyConfig
+    from unilab_fabric.learners.learner import LearnerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +151,7 @@ SECTIONS: tuple[Section, ...] = ("task", "learner", "logger")
 LEARNERS = {
     "FastSAC": "unilab_fabric.learners.fast_sac.config.FastSAC",
     "FlashSAC": "unilab_fabric.learners.flash_sac.config.FlashSAC",
+    "PPO": "unilab_fabric.learners.ppo.config.PPO",
 }
 """Short name and import path of each shipped learner's configuration."""
 
@@ -228,10 +229,10 @@ def section_class(section: Section, name: str) -> type:
     path = _shipped(section).get(name, name)
     cls = _imported(section, path)
     if section == "learner":
-        from unilab_fabric.learners.learner import OffPolicyConfig
+        from unilab_fabric.learners.learner import LearnerConfig
 
-        if not issubclass(cls, OffPolicyConfig):
-            raise UserError(section, name, f"allowed: {', '.join(LEARNERS)}, or a subclass of OffPolicyConfig")
+        if not issubclass(cls, LearnerConfig):
+            raise UserError(section, name, f"allowed: {', '.join(LEARNERS)}, or a subclass of LearnerConfig")
     return cls
 
 
@@ -252,9 +253,9 @@ def not_settable(cls: type) -> frozenset[str]:
     return _FROM_THE_RANK if argument_types(cls).keys() >= _FROM_THE_RANK else frozenset()
 
 
-def build_learner_config(learner: ClassConfig) -> "OffPolicyConfig":
+def build_learner_config(learner: ClassConfig) -> "LearnerConfig":
     """The learner's own configuration from the resolved one."""
-    settings: OffPolicyConfig = build(section_class("learner", learner.class_path), learner.init_args)
+    settings: LearnerConfig = build(section_class("learner", learner.class_path), learner.init_args)
     return settings
 
 

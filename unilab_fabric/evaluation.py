@@ -21,7 +21,7 @@ from unilab_fabric.checkpoints import (
 from unilab_fabric.config import build_learner_config, resolve_run
 from unilab_fabric.envs.registry import make_task, task_class
 from unilab_fabric.envs.vector_env import TaskEnv
-from unilab_fabric.learners.learner import Learner
+from unilab_fabric.learners.learner import Replicated
 from unilab_fabric.parallel.reduce import Ranks
 
 _Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
@@ -73,7 +73,7 @@ def _judging(task: str, episodes: int, episode_s: float, physics: str) -> dict[s
 
 
 @torch.no_grad()
-def first_episodes(env: TaskEnv, learner: Learner, seed: int) -> dict[str, NDArray[Any]]:
+def first_episodes(env: TaskEnv, learner: Replicated, seed: int) -> dict[str, NDArray[Any]]:
     """The figures of each environment's first episode, (num_envs,) by name, under the deterministic policy."""
     policy = learner.policy().eval()
     observation, _ = env.reset(seed=seed)

@@ -9,7 +9,7 @@ from unilab_fabric.config import build_learner_config, resolve_run
 from unilab_fabric.errors import Problems, UserErrors
 from unilab_fabric.launch import preflight as module
 from unilab_fabric.launch.devices import resolve_topology
-from unilab_fabric.launch.preflight import available_memory, banner, preflight, replay_bytes, size_text, task_spec
+from unilab_fabric.launch.preflight import available_memory, banner, preflight, size_text, task_spec
 from unilab_fabric.sources import overlay, read_files, shipped_presets
 
 MANY_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
@@ -46,7 +46,7 @@ def test_every_shipped_preset_can_start(name):
     if "class_path" not in tree["task"]:
         tree = overlay(tree, {"task": "gymnasium:Pendulum-v1"})
     plan = preflight(resolve_run(overlay(tree, {"training": {"accelerator": "cpu"}})))
-    assert plan.ticks > plan.learning_starts
+    assert plan.ticks > plan.ticks_per_step
     assert plan.num_envs == tree["task"]["init_args"]["num_envs"]
 
 
@@ -192,6 +192,11 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     assert problems(run(run_name="a", ckpt_path=path))[0].startswith(f"ckpt_path is {path}; its manifest.json cannot")
 
 
+def storage(config, spec, ticks=None):
+    settings = build_learner_config(config.learner)
+    return replace(settings, **({} if ticks is None else {settings.storage(spec).setting: ticks})).storage(spec)
+
+
 def test_the_estimate_of_a_replay_is_its_memory(tmp_path):
     torch = pytest.importorskip("torch")
     from unilab_fabric.offpolicy.replay import Replay
@@ -199,7 +204,7 @@ def test_the_estimate_of_a_replay_is_its_memory(tmp_path):
     spec = task_spec(run(num_envs=16))
     replay = Replay(spec, ticks=500, n_step=1, discount=0.9, device=torch.device("cpu"), seed=0)
     held = sum(value.nbytes for value in vars(replay).values() if isinstance(value, torch.Tensor))
-    assert held == pytest.approx(replay_bytes(500, spec), rel=0.1)
+    assert held == pytest.approx(storage(run(num_envs=16), spec, 500).bytes, rel=0.1)
 
 
 @MANY_CORES
@@ -207,11 +212,11 @@ def test_the_estimate_of_a_replay_is_its_memory(tmp_path):
 def test_a_replay_that_does_not_fit_is_refused_with_the_number_that_does(monkeypatch, devices, needed):
     spec = task_spec(run())
     learner = build_learner_config(run().learner).memory_bytes(spec, "auto") * needed
-    room = replay_bytes(50, spec) * needed + learner
+    room = storage(run(), spec, 50).bytes * needed + learner
     monkeypatch.setattr(module, "available_memory", lambda: room)
     said = problems(run(devices=devices))
     assert said == [
-        f"learner.replay_ticks is 100; that takes {size_text(replay_bytes(100, spec) * needed)} beside "
+        f"learner.replay_ticks is 100; that takes {size_text(storage(run(), spec, 100).bytes * needed)} beside "
         f"{size_text(learner)} of the learner, and this machine has {size_text(room)} left; allowed: 50 or less"
     ]
     preflight(run(devices=devices, learner={"replay_ticks": 50}))

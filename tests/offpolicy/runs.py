@@ -5,9 +5,9 @@ import torch
 from unilab_fabric.checkpoints import envs_to_resume
 from unilab_fabric.config import CheckpointConfig, TrainingConfig
 from unilab_fabric.hooks.hook import Hook, Hooks
+from unilab_fabric.launch.rank import assembler
 from unilab_fabric.learners.fast_sac.config import FastSAC
 from unilab_fabric.loop.collector import Collector, CollectorConfig
-from unilab_fabric.offpolicy.assemble import assemble
 from unilab_fabric.parallel.reduce import Ranks
 
 SMALL = FastSAC(
@@ -64,7 +64,7 @@ def run(
         deadline_s=60,
     )
     try:
-        runner = assemble(
+        runner = assembler(learner)(
             learner,
             collector,
             folder=folder,
@@ -90,4 +90,4 @@ def run(
 
 def weights(runner):
     """A copy of the replicated state."""
-    return {name: tensor.clone() for name, tensor in runner._learner.replicated.items()}
+    return {name: tensor.clone() for name, tensor in runner._replicated.items()}

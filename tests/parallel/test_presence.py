@@ -172,3 +172,27 @@ def test_a_device_that_waits_for_a_rank_in_a_graph_names_that_rank(tmp_path):
         run_ranks(waiting_for_a_device, [(tmp_path,)] * 2)
     told = (tmp_path / "told").read_text()
     assert told.startswith("1 rank 1 did not arrive at the updates before the actions (collective 2), where rank 0 has")
+
+
+def foreign_collectives(ranks, folder, late_s):
+    ranks, _store = present(ranks, folder)
+    try:
+        with ranks.bounded("another library's updates"):
+            if ranks.rank == 1:
+                time.sleep(late_s)
+            dist.all_reduce(torch.ones(3))
+    except PeerStalled as error:
+        (folder / "told").write_text(f"{error.rank} {error}")
+        os._exit(1)
+    return ranks.presence.calls
+
+
+def test_collectives_of_another_library_wait_no_longer_than_ours(tmp_path):
+    with pytest.raises(AssertionError, match="exit codes of the ranks"):
+        run_ranks(foreign_collectives, [(tmp_path, 60)] * 2)
+    told = (tmp_path / "told").read_text()
+    assert told.startswith("1 rank 1 did not arrive at another library's updates (collective ")
+
+
+def test_collectives_of_another_library_may_take_their_time(tmp_path):
+    assert run_ranks(foreign_collectives, [(tmp_path, 1)] * 2) == [2, 2]

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -67,6 +67,12 @@ class Topology:
     def rank(self) -> int:
         """Number of this rank in the job."""
         return self.node_rank * self.local_world_size + self.local_rank
+
+    def taking_turns(self) -> "Topology":
+        """The same, with all cores of a rank for its physics and for its learner, where these take turns."""
+        apart = self.learner_cpus != self.cpus
+        threads = self.physics_threads + self.learner_threads if apart else self.physics_threads
+        return replace(self, collector_cpus=self.cpus, physics_threads=threads, learner_threads=threads)
 
     @property
     def learner_cpus(self) -> tuple[tuple[int, ...], ...]:

@@ -15,6 +15,7 @@ from unilab_fabric.config import RunConfig, build_learner_config
 from unilab_fabric.errors import Problems, UserError
 from unilab_fabric.launch.affinity import cgroup_folders
 from unilab_fabric.launch.devices import Topology, resolve_topology
+from unilab_fabric.learners.learner import Storage
 from unilab_fabric.spaces import TaskSpec
 
 NUMPY_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}
@@ -33,14 +34,15 @@ class Plan:
     seed: int
     precision: str
     num_envs: int
-    batch_size: int
-    updates_per_tick: int
-    learning_starts: int
-    """Ticks before the first update."""
-    replay_ticks: int
-    replay_bytes: int
+    sizes: tuple[tuple[str, int], ...]
+    """What else there is of each rank, by name."""
+    storage: Storage
     learner_bytes: int
     """Memory of the learner [bytes], an estimate."""
+    ticks_per_step: int
+    """Ticks between two moments at which the run may end."""
+    work: str
+    """The updates of a tick, in words."""
     max_env_steps: int
     """Environment steps of the job."""
     run_folder: Path
@@ -55,7 +57,8 @@ class Plan:
     @property
     def ticks(self) -> int:
         """Ticks of the whole run, those before its checkpoint included."""
-        return -(-self.max_env_steps // (self.num_envs * self.topology.world_size))
+        steps = -(-self.max_env_steps // (self.num_envs * self.topology.world_size * self.ticks_per_step))
+        return steps * self.ticks_per_step
 
 
 def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
@@ -69,6 +72,8 @@ def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
     folder = new_run_folder(config)
     with problems.gathered():
         topology = resolve_topology(config.training)
+        if settings.takes_turns and config.training.collector_cpus is None:
+            topology = topology.taking_turns()
     with problems.gathered():
         spec = task_spec(config)
     if spec is not None:
@@ -91,12 +96,11 @@ def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
         seed=config.seed,
         precision=config.training.precision,
         num_envs=spec.num_envs,
-        batch_size=settings.batch_size,
-        updates_per_tick=settings.updates_per_tick,
-        learning_starts=settings.learning_starts,
-        replay_ticks=settings.replay_ticks,
-        replay_bytes=replay_bytes(settings.replay_ticks, spec),
+        sizes=tuple(settings.sizes(spec.num_envs)),
+        storage=settings.storage(spec),
         learner_bytes=settings.memory_bytes(spec, config.training.precision),
+        ticks_per_step=settings.ticks_per_step,
+        work=settings.work(),
         max_env_steps=config.training.max_env_steps,
         run_folder=folder,
         ckpt_path=Path(config.ckpt_path) if config.ckpt_path else None,
@@ -108,22 +112,16 @@ def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
 def banner(plan: Plan) -> str:
     """The decision in full: ranks, devices, cores, sizes per rank and for the job, variables."""
     ranks = plan.topology.world_size
-    sizes = [
-        ("environments", plan.num_envs),
-        ("batch size", plan.batch_size),
-        ("environment steps", plan.ticks * plan.num_envs),
-        ("before the first update", plan.learning_starts * plan.num_envs),
-        ("transitions in replay", plan.replay_ticks * plan.num_envs),
-    ]
+    sizes = [("environments", plan.num_envs), ("environment steps", plan.ticks * plan.num_envs), *plan.sizes]
+    memories = [(f"{plan.storage.name} memory", plan.storage.bytes), ("learner memory, about", plan.learner_bytes)]
     return "\n".join(
         [
             f"unilab_fabric {__version__}: {plan.learner} on {plan.task}, {_seed_text(plan.seed, ranks)}",
             *_topology_lines(plan.topology, plan.precision),
             _row("", "per rank", "job"),
             *(_row(name, f"{size:,}", f"{size * ranks:,}") for name, size in sizes),
-            _row("replay memory", size_text(plan.replay_bytes), size_text(plan.replay_bytes * ranks)),
-            _row("learner memory, about", size_text(plan.learner_bytes), size_text(plan.learner_bytes * ranks)),
-            f"  length     {plan.ticks:,} ticks; critic updates in each: {plan.updates_per_tick}",
+            *(_row(name, size_text(size), size_text(size * ranks)) for name, size in memories),
+            f"  length     {plan.ticks:,} ticks; {plan.work}",
             f"  run folder {plan.run_folder}" + (f", continuing {plan.ckpt_path.name}" if plan.ckpt_path else ""),
             f"  variables  {_variable_text(plan.environment)}",
             "  memory     slots are anonymous; /dev/shm is not used",
@@ -146,15 +144,6 @@ def task_spec(config: RunConfig) -> TaskSpec:
     spec = task.task_spec()
     task.close()
     return replace(spec, num_envs=num_envs) if isinstance(num_envs, int) else spec
-
-
-def replay_bytes(ticks: int, spec: TaskSpec) -> int:
-    """Memory of one rank's full replay [bytes].
-
-    A row is float32: both observations once, action, reward, flag; beside it stands one 64-bit index.
-    """
-    row = 4 * (spec.actor_size + spec.critic_size + spec.action_size + 2) + 8
-    return (ticks + 1) * spec.num_envs * row
 
 
 def library_variables(topology: Topology, deterministic: bool) -> dict[str, str]:
@@ -253,23 +242,22 @@ def _check_length(config: RunConfig, topology: Topology, spec: TaskSpec) -> None
 def _check_memory(config: RunConfig, topology: Topology, spec: TaskSpec) -> None:
     """The full replay and the learner against the memory they will stand in, which ranks share on the CPU."""
     settings = build_learner_config(config.learner)
-    ticks = settings.replay_ticks
+    storage = settings.storage(spec)
     on_cpu = topology.accelerator == "cpu"
     available = available_memory() if on_cpu else _smallest_device(topology)
     sharing, where = (topology.local_world_size, "this machine") if on_cpu else (1, "the device")
     learner = settings.memory_bytes(spec, config.training.precision) * sharing
-    needed = replay_bytes(ticks, spec) * sharing
+    needed = storage.bytes * sharing
     if available is None or needed + learner <= available:
         return
-    fitting = (available - learner) // (replay_bytes(0, spec) * sharing) - 1
+    fitting = storage.ticks - -(-(needed + learner - available) // (storage.bytes_per_tick * sharing))
     told = f"that takes {size_text(needed)} beside {size_text(learner)} of the learner, and {where} has "
     told += f"{size_text(available)} left; allowed: "
-    least = max(settings.learning_starts, -(-settings.batch_size // spec.num_envs))
-    if fitting < least:
-        told += f"{least} or more, for which there is no room: a smaller learner.batch_size or task.num_envs"
+    if fitting < storage.least_ticks:
+        told += f"{storage.least_ticks} or more, for which there is no room: a smaller batch or task.num_envs"
     else:
         told += f"{fitting} or less"
-    raise UserError("learner.replay_ticks", ticks, told)
+    raise UserError(f"learner.{storage.setting}", storage.ticks, told)
 
 
 def _check_checkpoint(config: RunConfig, topology: Topology, spec: TaskSpec) -> None:
@@ -289,7 +277,7 @@ def _check_checkpoint(config: RunConfig, topology: Topology, spec: TaskSpec) -> 
         )
     fixed = [("task", "class_path"), ("learner", "class_path")]
     if manifest["world_size"] == topology.world_size:  # then environments and replay continue too
-        fixed += [("task", "num_envs"), ("learner", "replay_ticks")]
+        fixed += [("task", "num_envs"), ("learner", build_learner_config(config.learner).storage(spec).setting)]
     for section, name in fixed:
         now, then = (_setting(run[section], name) for run in (asdict(config), saved_config(path)))
         if now != then:

@@ -1,9 +1,10 @@
-"""One rank of an off-policy job: builds the parts on its device and runs the loop."""
+"""One rank of a job: builds the parts on its device and runs the loop."""
 
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,11 @@ from unilab_fabric.launch.failure import FailedAt
 from unilab_fabric.launch.process import CONFIG
 from unilab_fabric.launch.signals import StopSignals
 from unilab_fabric.launch.strategy import open_fabric, second_store
+from unilab_fabric.learners.learner import LearnerConfig
+from unilab_fabric.learners.ppo.config import PPO
 from unilab_fabric.learners.precision import set_precision
 from unilab_fabric.loop.collector import NONFINITE, Collector
-from unilab_fabric.offpolicy.assemble import assemble
-from unilab_fabric.offpolicy.runner import OffPolicyRunner
+from unilab_fabric.loop.runner import Runner
 from unilab_fabric.parallel.calls import CallLog
 from unilab_fabric.parallel.presence import Presence
 from unilab_fabric.parallel.reduce import Ranks
@@ -75,7 +77,7 @@ def train_rank(
     return 128 + runner.stop_code if runner.stop_code > 1 else 0
 
 
-def _end_hooks(runner: OffPolicyRunner, hooks: Hooks) -> None:
+def _end_hooks(runner: Runner, hooks: Hooks) -> None:
     """After a failure, of which another one would only distract."""
     try:
         hooks.on_end(runner, "failed")
@@ -132,17 +134,19 @@ def _build(
     ranks: Ranks,
     device: torch.device,
     started_at: float,
-) -> tuple[OffPolicyRunner, Hooks]:
+) -> tuple[Runner, Hooks]:
     hooks = Hooks(_rank_zero_hooks(config, topology, folder, started_at) if ranks.rank == 0 else [])
-    runner = assemble(
-        build_learner_config(config.learner),
+    settings = build_learner_config(config.learner)
+    precision = config.training.precision
+    runner = assembler(settings)(
+        settings,
         collector,
         folder=folder,
         training=config.training,
         checkpoint=config.checkpoint,
         manifest={"config": to_plain(config)},
         seed=config.seed,
-        precision=set_precision(config.training.precision, device),
+        precision=set_precision(settings.auto_precision if precision == "auto" else precision, device),
         device=device,
         ranks=ranks,
         hooks=hooks,
@@ -152,6 +156,17 @@ def _build(
         if warning and ranks.rank == 0:
             print(f"warning: {warning}", file=sys.stderr)
     return runner, hooks
+
+
+def assembler(settings: LearnerConfig) -> Callable[..., Runner]:
+    """What puts a rank together for this kind of learner; RSL-RL is loaded for its own runs only."""
+    if isinstance(settings, PPO):
+        from unilab_fabric.onpolicy.assemble import assemble
+
+        return assemble
+    from unilab_fabric.offpolicy.assemble import assemble as assemble_off_policy
+
+    return assemble_off_policy
 
 
 def _rank_zero_hooks(config: RunConfig, topology: Topology, folder: Path, started_at: float) -> list[Hook]:

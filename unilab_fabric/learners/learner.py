@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from unilab_fabric.checkpoints import Layouts
 from unilab_fabric.errors import UserError, UserErrors
@@ -83,8 +83,90 @@ class Learner(Replicated, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig:
-    """What every off-policy learner's configuration has; `learner:` in a config names a subclass of it."""
+class Storage:
+    """Where a rank keeps transitions: how much of it there is, and how large it may get."""
+
+    name: str
+    """What it is called: replay, rollout."""
+    setting: str
+    """The learner's setting that gives its length."""
+    ticks: int
+    """Its length."""
+    bytes: int
+    """Its memory [bytes]."""
+    bytes_per_tick: int
+    """What one more tick takes."""
+    least_ticks: int
+    """The shortest one that the other settings allow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """What every learner's configuration has; `learner:` in a config names a subclass of it."""
+
+    discount: float = 0.97
+    """Discount per control step (gamma)."""
+
+    takes_turns: ClassVar[bool] = False
+    """Whether physics stands still while the learner updates, so that each may have all cores of the rank."""
+    auto_precision: ClassVar[str] = "auto"
+    """What `training.precision: auto` means to this learner; auto leaves it to the device."""
+
+    @property
+    def ticks_per_step(self) -> int:
+        """Ticks between two moments at which a run may stop or be saved."""
+        return 1
+
+    def check(self, num_envs: int) -> None:
+        """Raises UserErrors where the settings cannot serve `num_envs` environments of a rank."""
+        problems = self.problems(num_envs)
+        if problems:
+            raise UserErrors(problems)
+
+    def problems(self, num_envs: int) -> list[UserError]:
+        """What `check` raises; a learner adds its own."""
+        return []
+
+    def storage(self, spec: TaskSpec) -> Storage:
+        """Where a rank keeps its transitions."""
+        raise NotImplementedError
+
+    def memory_bytes(self, spec: TaskSpec, precision: str) -> int:
+        """Memory [bytes] of the learner of one rank without its storage: its state, and what an update holds at once.
+
+        An estimate from the sizes alone; `precision` is as in the configuration. A learner that does not say counts
+        for nothing.
+        """
+        return 0
+
+    def sizes(self, num_envs: int) -> list[tuple[str, int]]:
+        """What the banner tells per rank and for the job."""
+        raise NotImplementedError
+
+    def work(self) -> str:
+        """What the banner says about the updates."""
+        raise NotImplementedError
+
+    def build(
+        self,
+        spec: TaskSpec,
+        device: "torch.device",
+        precision: str,
+        ranks: "Ranks",
+        seed: int,
+        total_updates: int,
+    ) -> Replicated:
+        """The learner on its device.
+
+        `precision` is resolved (32-true or bf16-mixed), `seed` is the rank's, `total_updates` is what the rank will do
+        over the whole run: the horizon of learning-rate schedules.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(LearnerConfig):
+    """What every off-policy learner's configuration has."""
 
     batch_size: int = 8192
     """Transitions of one critic update, per rank."""
@@ -96,26 +178,10 @@ class OffPolicyConfig:
     """Ticks in replay before the first update."""
     n_step: int = 1
     """Rewards summed before the bootstrap."""
-    discount: float = 0.97
-    """Discount per control step (gamma)."""
-
-    def memory_bytes(self, spec: TaskSpec, precision: str) -> int:
-        """Memory [bytes] of the learner of one rank without its replay: its state, and what an update holds at once.
-
-        An estimate from the sizes alone; `precision` is as in the configuration. A learner that does not say counts
-        for nothing.
-        """
-        return 0
-
-    def check(self, num_envs: int) -> None:
-        """Raises UserErrors where the settings cannot serve `num_envs` environments of a rank."""
-        problems = self.problems(num_envs)
-        if problems:
-            raise UserErrors(problems)
 
     def problems(self, num_envs: int) -> list[UserError]:
-        """What `check` raises; a learner adds its own."""
-        problems = []
+        """See LearnerConfig."""
+        problems = super().problems(num_envs)
         if self.replay_ticks * num_envs < self.batch_size:
             problems.append(
                 UserError(
@@ -140,6 +206,30 @@ class OffPolicyConfig:
             )
         return problems
 
+    def storage(self, spec: TaskSpec) -> Storage:
+        """The replay: rows of float32 with both observations once, action, reward, flag, and a 64-bit index beside."""
+        row = 4 * (spec.actor_size + spec.critic_size + spec.action_size + 2) + 8
+        return Storage(
+            name="replay",
+            setting="replay_ticks",
+            ticks=self.replay_ticks,
+            bytes=(self.replay_ticks + 1) * spec.num_envs * row,
+            bytes_per_tick=spec.num_envs * row,
+            least_ticks=max(self.learning_starts, -(-self.batch_size // spec.num_envs)),
+        )
+
+    def sizes(self, num_envs: int) -> list[tuple[str, int]]:
+        """See LearnerConfig."""
+        return [
+            ("batch size", self.batch_size),
+            ("before the first update", self.learning_starts * num_envs),
+            ("transitions in replay", self.replay_ticks * num_envs),
+        ]
+
+    def work(self) -> str:
+        """See LearnerConfig."""
+        return f"critic updates in each: {self.updates_per_tick}"
+
     def build(
         self,
         spec: TaskSpec,
@@ -149,9 +239,5 @@ class OffPolicyConfig:
         seed: int,
         total_updates: int,
     ) -> Learner:
-        """The learner on its device.
-
-        `precision` is resolved (32-true or bf16-mixed), `seed` is the rank's, `total_updates` is what the rank will do
-        over the whole run: the horizon of learning-rate schedules.
-        """
+        """See LearnerConfig."""
         raise NotImplementedError

@@ -43,6 +43,28 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
+def linear_with_bias(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`linear`, differentiable by all three: x (B, inputs) -> (B, outputs)."""
+    if not torch.is_grad_enabled():
+        return linear(x, weight, bias)
+    result: Tensor = _LinearWithBias.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _LinearWithBias(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        of_x = input_gradient(grad, weight) if ctx.needs_input_grad[0] else None
+        return of_x, weight_gradient(grad, x), grad.sum(0)
+
+
 class _Product(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:

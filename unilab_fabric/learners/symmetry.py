@@ -18,6 +18,10 @@ class Reflection:
         self.index = torch.tensor(mirror.index, device=device)
         self.sign = torch.tensor(mirror.sign, device=device)
 
+    def whole(self, rows: Tensor) -> Tensor:
+        """The mirror image of (B, size)."""
+        return rows.index_select(-1, self.index) * self.sign
+
     def half(self, rows: Tensor) -> Tensor:
         """(B, size) with the last B // 2 rows replaced by their mirror images."""
         kept = rows.shape[0] - rows.shape[0] // 2

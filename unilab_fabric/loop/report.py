@@ -55,6 +55,10 @@ class Reporter:
         self._env_steps += env_steps
         self._updates += updates
 
+    def count_updates(self, updates: int) -> None:
+        """Counts updates that belong to several ticks."""
+        self._updates += updates
+
     def start_clock(self) -> None:
         """Starts the first interval."""
         self._since = time.perf_counter()

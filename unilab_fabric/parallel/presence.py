@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import distributed_c10d
 
 from unilab_fabric.errors import PeerStalled
 
@@ -86,6 +89,7 @@ class Presence:
         self._waits = threading.Event()
         self._answered_at = time.monotonic()
         self._over = threading.Event()
+        self._entered_at = 0.0
         self._told_of = 0  # newest call about whose wait a line was printed
         threading.Thread(target=self._run, name="presence", daemon=True).start()
 
@@ -125,6 +129,33 @@ class Presence:
             yield
         finally:
             self._position = Position(number, self._position.what, self._position.kind)
+
+    @contextmanager
+    def bounded(self, what: str) -> Iterator[None]:
+        """Within it collectives that do not ask us wait for `stall_timeout_s` at most; on the CPU, as NCCL has its own
+        watchdog."""
+        group = dist.group.WORLD
+        if group is None or dist.get_backend(group) != "gloo":
+            yield
+            return
+        before = group._get_backend(torch.device("cpu")).options._timeout
+        distributed_c10d._set_pg_timeout(timedelta(seconds=self._stall_timeout_s), group)
+        self._entered_at = time.monotonic()
+        try:
+            yield
+        finally:
+            distributed_c10d._set_pg_timeout(before, group)
+
+    def judge_failed(self, call: str) -> None:
+        """After a collective has failed. Raises PeerStalled if it had waited too long and another rank is late."""
+        waited_s = time.monotonic() - self._entered_at
+        if waited_s < self._stall_timeout_s:
+            return
+        self._waits.set()
+        deadline = time.monotonic() + _SILENT_S + _BEAT_S
+        while time.monotonic() < deadline:  # until the others have been asked for long enough
+            time.sleep(_BEAT_S / 2)
+            self.judge(call, self.calls, time.monotonic() - self._entered_at)
 
     def judge(self, call: str, number: int, waited_s: float) -> None:
         """Called now and then by a rank that waits in a collective. Raises PeerStalled where another one is late."""

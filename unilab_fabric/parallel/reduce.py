@@ -5,8 +5,8 @@ Every call has a name, by which errors and long waits speak of it.
 
 import contextlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -119,6 +119,24 @@ class Ranks:
     def as_one(self) -> AbstractContextManager[None]:
         """Within it all collectives count as a single one: a graph replays several, and Python calls none of them."""
         return contextlib.nullcontext() if self.presence is None else self.presence.as_one()
+
+    @contextmanager
+    def bounded(self, what: str) -> Iterator[None]:
+        """For collectives of another library, which wait for a late rank as long as the process group does.
+
+        All ranks enter together; within it that is the stall timeout. Raises PeerLost, or PeerStalled where a rank is
+        late.
+        """
+        if self.presence is None:
+            yield
+            return
+        self.barrier(what)
+        with self.presence.bounded(what), self.as_one():
+            try:
+                yield
+            except RuntimeError as error:
+                self.presence.judge_failed(what)
+                raise self.lost(what, error) from error
 
     def wait_for_device(self, done: Callable[[], bool], what: str) -> None:
         """Returns once `done()`; the device may hold collectives, which then wait for other ranks.

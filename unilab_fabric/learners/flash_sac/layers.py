@@ -5,6 +5,7 @@ accelerator. A network's BatchNorms keep their running statistics in
 one tensor, and in a pass over a batch they write that batch's statistics into another one, for the ranks to average.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +27,15 @@ _UNIT_EPS = 1e-8
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a pass computes: the dtype of matrix products, and fused CPU kernels of that dtype where there are any."""
+    """How a pass computes: the dtype of matrix products, by what they are computed, and fused CPU kernels if any."""
 
     dtype: torch.dtype
     kernels: Kernels | None = None
+    product: Callable[[Tensor, Tensor], Tensor] = product
 
 
-PLAIN = Arithmetic(torch.float32)
+PLAIN = Arithmetic(torch.float32, product=functional.linear)
+"""Nothing but ordinary PyTorch, as a policy that leaves the trainer needs it."""
 
 
 class UnitLinear(nn.Module):
@@ -45,9 +48,9 @@ class UnitLinear(nn.Module):
             nn.init.orthogonal_(weight)
         self.project()
 
-    def forward(self, member: int, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """(B, inputs) -> (B, outputs) in `dtype`."""
-        return product(x.to(dtype), self.weight[member].to(dtype))
+    def forward(self, member: int, x: Tensor, arithmetic: Arithmetic) -> Tensor:
+        """(B, inputs) -> (B, outputs) in the dtype of `arithmetic`."""
+        return arithmetic.product(x.to(arithmetic.dtype), self.weight[member].to(arithmetic.dtype))
 
     def batched(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """All members at once, (M, B, inputs) -> (M, B, outputs), computed in `dtype` and returned in float32."""
@@ -210,14 +213,13 @@ class FlashNet(nn.Module):
         noted: tuple[Tensor | None, ...] = (None,) * len(parts)
         if batch is not None:
             noted = torch.split(batch[:, start : start + sum(self._widths)], self._widths, dim=1)
-        dtype = arithmetic.dtype
-        x = self.embedder(member, self.input_norm(member, x, parts[0], noted[0]), dtype).float()
+        x = self.embedder(member, self.input_norm(member, x, parts[0], noted[0]), arithmetic).float()
         for i, (wide, wide_norm, narrow, narrow_norm) in enumerate(self._blocks()):
             first, second = 1 + 2 * i, 2 + 2 * i
-            y = wide_norm.relu(member, wide(member, x, dtype), parts[first], noted[first], arithmetic.kernels)
-            z = narrow(member, y, dtype)
+            y = wide_norm.relu(member, wide(member, x, arithmetic), parts[first], noted[first], arithmetic.kernels)
+            z = narrow(member, y, arithmetic)
             x = narrow_norm.relu(member, z, parts[second], noted[second], arithmetic.kernels, residual=x)
-        head: Tensor = self.head(member, self.output_norm(member, x), dtype)
+        head: Tensor = self.head(member, self.output_norm(member, x), arithmetic)
         return head.float() + self.head_bias[member]
 
     def _blocks(self) -> list[tuple[UnitLinear, UnitBatchNorm, UnitLinear, UnitBatchNorm]]:
