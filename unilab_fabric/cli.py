@@ -1,4 +1,4 @@
-"""The command line: fit, evaluate, tasks, doctor; arguments in, exit status out.
+"""The command line: fit, evaluate, tasks, doctor, rsl_rl; arguments in, exit status out.
 
 Bad input is one line on standard error for each problem, and exit status 2, before anything has started.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from jsonargparse import ArgumentParser
 
@@ -128,16 +128,9 @@ class EvaluateOptions:
 
 def evaluate(tokens: Sequence[str]) -> int:
     """Judge a trained policy: deterministic, on the faithful physics."""
-    problems = Problems()
-    flags = parse_flags(tokens, problems, switches=["help"])
-    if any(flag.name == "help" for flag in flags):
-        parser = ArgumentParser(prog=f"{PROGRAM} evaluate", description=evaluate.__doc__)
-        parser.add_class_arguments(EvaluateOptions, None)
-        print(_format(parser))
+    options = _options("evaluate", EvaluateOptions, evaluate.__doc__, tokens)
+    if options is None:
         return 0
-    settings = check_arguments(EvaluateOptions, flags_to_tree(flags), "", problems)
-    problems.raise_any()
-    options: EvaluateOptions = build(EvaluateOptions, settings)
     path = find_checkpoint(options.ckpt_path, log_root=Path("runs"), run_name=None)
     read_manifest(path)
     from unilab_fabric import evaluation
@@ -150,6 +143,36 @@ def evaluate(tokens: Sequence[str]) -> int:
     print(text)
     if options.json:
         Path(options.json).write_text(text + "\n")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RslRlOptions:
+    """What `rsl_rl` takes."""
+
+    ckpt_path: str
+    """Checkpoint of a PPO run: its folder, its run's folder (the newest one), or `last` for the newest under runs/."""
+    output: str
+    """File to write, by custom model_<iteration>.pt."""
+
+    def __post_init__(self) -> None:
+        if not Path(self.output).absolute().parent.is_dir():
+            raise UserError("output", self.output, "allowed: a file in a folder that is there")
+
+
+def rsl_rl(tokens: Sequence[str]) -> int:
+    """Write a PPO checkpoint as RSL-RL's runner would have written it."""
+    options = _options("rsl_rl", RslRlOptions, rsl_rl.__doc__, tokens)
+    if options is None:
+        return 0
+    path = find_checkpoint(options.ckpt_path, log_root=Path("runs"), run_name=None)
+    config = resolve_run(saved_config(path))
+    if config.learner.class_path != "PPO":
+        raise UserError("ckpt_path", path, f"its learner is {config.learner.class_path}; allowed: a run of PPO")
+    from unilab_fabric.onpolicy.rsl_rl_files import write_checkpoint
+
+    iteration = write_checkpoint(path, config, Path(options.output))
+    print(f"{options.output}: iteration {iteration} of {path}")
     return 0
 
 
@@ -172,10 +195,29 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "evaluate": evaluate,
     "tasks": tasks,
     "doctor": doctor,
+    "rsl_rl": rsl_rl,
 }
 
 
 _Resolved = tuple[RunConfig, tuple[str, ...]]
+
+
+Options = TypeVar("Options")
+
+
+def _options(command: str, cls: type[Options], description: str | None, tokens: Sequence[str]) -> Options | None:
+    """The arguments of a command that takes those of a dataclass; None once its help has been shown."""
+    problems = Problems()
+    flags = parse_flags(tokens, problems, switches=["help"])
+    if any(flag.name == "help" for flag in flags):
+        parser = ArgumentParser(prog=f"{PROGRAM} {command}", description=description)
+        parser.add_class_arguments(cls, None)
+        print(_format(parser))
+        return None
+    settings = check_arguments(cls, flags_to_tree(flags), "", problems)
+    problems.raise_any()
+    options: Options = build(cls, settings)
+    return options
 
 
 def _resolve_run(command: str, tokens: Sequence[str], default_preset: str | None = None) -> _Resolved | None:

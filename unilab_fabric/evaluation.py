@@ -9,20 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from unilab_fabric.arguments import argument_types
-from unilab_fabric.checkpoints import (
-    REPLICATED,
-    check_layouts,
-    read_manifest,
-    read_state,
-    restore,
-    saved_config,
-    verify,
-)
-from unilab_fabric.config import build_learner_config, resolve_run
+from unilab_fabric.checkpoints import read_manifest, saved_config, verify
+from unilab_fabric.config import resolve_run
 from unilab_fabric.envs.registry import make_task, task_class
 from unilab_fabric.envs.vector_env import TaskEnv
 from unilab_fabric.learners.learner import Replicated
-from unilab_fabric.parallel.reduce import Ranks
+from unilab_fabric.policies import trained_learner
 
 _Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
 _NAMES = {"r": "return", "l": "length"}
@@ -40,17 +32,7 @@ def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, 
     config = resolve_run(saved_config(ckpt_path))
     judged = _judging(config.task.class_path, episodes, episode_s, physics)
     env = make_task(config.task.class_path, config.task.init_args | judged, seed=seed, num_threads=0)
-    learner = build_learner_config(config.learner).build(
-        env.task_spec(),
-        device=torch.device("cpu"),
-        precision="32-true",
-        ranks=Ranks(),
-        seed=config.seed,
-        total_updates=1,
-    )
-    saved = read_state(ckpt_path, REPLICATED, ("learner", "layouts"))
-    check_layouts(learner.layouts, saved["layouts"], ckpt_path)
-    restore(learner.replicated, saved["learner"], ckpt_path / REPLICATED)
+    learner = trained_learner(ckpt_path, config, env.task_spec())
     figures = first_episodes(env, learner, seed)
     return {
         "checkpoint": str(ckpt_path),

@@ -28,13 +28,13 @@ ENDLESS = "--training.max_env_steps=1_000_000_000"
 class Job:
     """`fit` in a folder; use it as a context, so that nothing outlives the test."""
 
-    def __init__(self, folder, *arguments, environment=None, wrapper=()):
+    def __init__(self, folder, *arguments, environment=None, wrapper=(), small=SMALL):
         self.folder = folder
         self.run = folder / "runs" / "run"
         self.output = folder / "output.txt"
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [*wrapper, sys.executable, "-m", "unilab_fabric", "fit", *SMALL, *arguments],
+                [*wrapper, sys.executable, "-m", "unilab_fabric", "fit", *small, *arguments],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

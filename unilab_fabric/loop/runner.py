@@ -88,7 +88,7 @@ class Runner(ABC):
         self._reporter.start_clock()
         self._loop_since = time.perf_counter()
         while self.tick < self.last_tick and not self.stop_code:
-            self._step()
+            self.advance()
             self._end_step()
             if self._passed(self._training.log_every) or self.tick == self.last_tick or self.stop_code:
                 self._log()
@@ -101,8 +101,8 @@ class Runner(ABC):
         self._save()
 
     @abstractmethod
-    def _step(self) -> None:
-        """The ticks of one step; counts each with `_end_tick`."""
+    def advance(self) -> None:
+        """Does the ticks of one step; counts each with `_end_tick`."""
 
     def _end_tick(self, filled: Slot, updates: int) -> None:
         """Counts a tick that began with this slot and has made so many updates."""

@@ -11,7 +11,7 @@ from unilab_fabric.offpolicy.replay import Replay
 
 
 class OffPolicyRunner(Runner):
-    """One rank; see `_step` for the order of a tick, which no timing changes."""
+    """One rank; see `advance` for the order of a tick, which no timing changes."""
 
     def __init__(self, *, learner: Learner, replay: Replay, cycle: Cycle, **parts: Any) -> None:
         """`parts` are those of `Runner`."""
@@ -21,7 +21,7 @@ class OffPolicyRunner(Runner):
         self._cycle = cycle
 
     @override
-    def _step(self) -> None:
+    def advance(self) -> None:
         filled = self._wait_filled()
         with self._timed("commit"):
             handover = self._transfer.take(filled)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unilab_fabric.checkpoints import restore
+from unilab_fabric.checkpoints import read_manifest, restore, verify
+from unilab_fabric.config import RunConfig
 from unilab_fabric.errors import UserError
 from unilab_fabric.learners.ppo.learner import PPOLearner
+from unilab_fabric.policies import trained_learner
 
 SETTING = "learner.start_from"
 _MODELS = {"actor": "actor_state_dict", "critic": "critic_state_dict"}
@@ -52,6 +54,19 @@ def write_model(path: Path, learner: PPOLearner, iteration: int) -> None:
         group["lr"] = float(learner.replicated["learning_rate"])
         group["fused"] = None  # whoever loads it decides for himself
     torch.save({**saved, "iter": iteration, "infos": None}, path)
+
+
+def write_checkpoint(ckpt_path: Path, config: RunConfig, output: Path) -> int:
+    """Writes a checkpoint of a run with this configuration to `output`; returns its iteration."""
+    from unilab_fabric.launch.preflight import task_spec
+
+    manifest = read_manifest(ckpt_path)
+    verify(ckpt_path)
+    learner = trained_learner(ckpt_path, config, task_spec(config))
+    assert isinstance(learner, PPOLearner)
+    iteration: int = manifest["tick"] // learner.config.num_steps_per_env
+    write_model(output, learner, iteration)
+    return iteration
 
 
 def _load(path: Path) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ class OnPolicyRunner(Runner):
         self.ticks_per_step = learner.config.ticks_per_step
 
     @override
-    def _step(self) -> None:
+    def advance(self) -> None:
         for _ in range(self.ticks_per_step):
             filled = self._wait_filled()
             with self._timed("commit"):
