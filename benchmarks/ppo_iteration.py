@@ -1,9 +1,9 @@
 """How fast is an iteration of PPO, rollout and updates, against RSL-RL's own runner?
 
 Both train Go2JoystickFlat with the settings of configs/ppo.yaml, in turns, in this run: the same environment with the
-same physics threads, the same networks, float32, the same number of learner threads. RSL-RL's runner steps the
-environment in its own process, as its users do, and without logging to files; ours has its collector beside it, and all
-that a run does between two iterations besides writing checkpoints.
+same physics threads, the same networks, float32, the same number of learner threads. Each runs in a process of its own,
+with the environment variables it has in practice, and stands still while the other one is measured. RSL-RL's runner
+steps the environment in its own process, as its users do, and logs nothing; ours has its collector beside it.
 
     python benchmarks/ppo_iteration.py [--json PATH] [--quick]
 """
@@ -11,8 +11,12 @@ that a run does between two iterations besides writing checkpoints.
 import argparse
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from torch import Tensor
 from unilab_fabric.config import CheckpointConfig, TrainingConfig
 from unilab_fabric.envs.registry import make_task
 from unilab_fabric.hooks.hook import Hooks
+from unilab_fabric.launch.preflight import NUMPY_VARIABLES, TURN_VARIABLES
 from unilab_fabric.learners.ppo.config import PPO
 from unilab_fabric.loop.collector import Collector, CollectorConfig
 from unilab_fabric.onpolicy.assemble import assemble
@@ -119,22 +124,57 @@ def our_runner(task: str, init_args: dict[str, Any], settings: PPO, threads: int
             collector.close()
 
 
-def measure(
-    task: str, init_args: dict[str, Any], settings: PPO, threads: int, repeats: int, seconds: float
-) -> dict[str, dict[str, float]]:
+class Worker:
+    """One candidate in a process of its own, with the variables that it is run with; waits between its turns."""
+
+    def __init__(self, name: str, threads: int, variables: dict[str, str]) -> None:
+        command = [sys.executable, __file__, "--worker", name, "--threads", str(threads)]
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        environment = {**os.environ, **variables}
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, text=True, env=environment)
+
+    def iteration(self) -> None:
+        """Has it do one iteration, and waits."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        if self._process.stdout.readline() != "done\n":
+            raise RuntimeError("a worker has ended")
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+def work(name: str, threads: int) -> None:
+    """A worker: an iteration for each line on standard input."""
+    torch.set_num_threads(threads)
+    task, init_args, settings = preset()
+    with contextlib.ExitStack() as stack, contextlib.redirect_stdout(sys.stderr):  # RSL-RL prints its networks
+        iteration: Callable[[], None]
+        if name == REFERENCE:
+            iteration = partial(rsl_rl_runner(task, init_args, settings, threads).learn, 1)
+        else:
+            iteration = stack.enter_context(our_runner(task, init_args, settings, threads)).advance
+        for _ in sys.stdin:
+            iteration()
+            print("done", file=sys.__stdout__, flush=True)
+
+
+def measure(threads: int, repeats: int, seconds: float) -> dict[str, dict[str, float]]:
     """Prints and returns the table."""
-    theirs = rsl_rl_runner(task, init_args, settings, threads)
-
-    def their_iteration() -> None:
-        with contextlib.redirect_stdout(None):
-            theirs.learn(1)
-
-    with our_runner(task, init_args, settings, threads) as ours:
-
-        def our_iteration() -> None:
-            ours.advance()
-
-        times = in_turn({REFERENCE: their_iteration, "unilab_fabric": our_iteration}, repeats, seconds)
+    task, init_args, settings = preset()
+    every = {"OMP_NUM_THREADS": str(threads), **NUMPY_VARIABLES}
+    ours = Worker("unilab_fabric", threads, every | TURN_VARIABLES)
+    theirs = Worker(REFERENCE, threads, every)
+    try:
+        times = in_turn({REFERENCE: theirs.iteration, "unilab_fabric": ours.iteration}, repeats, seconds)
+    finally:
+        ours.close()
+        theirs.close()
     title = f"{task}, {init_args['num_envs']} environments, {settings.num_steps_per_env} ticks an iteration"
     numbers = table(title, times, REFERENCE)
     for own in numbers.values():
@@ -147,14 +187,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers there")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of physics and learner")
     parser.add_argument("--quick", action="store_true", help="few short repeats: shows that it runs, not how fast")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.worker:
+        work(arguments.worker, arguments.threads)
+        return
     torch.set_num_threads(arguments.threads)
     described = machine()
     print(f"{described['processor']}, {described['threads']} threads, torch {described['torch']}")
     print("one iteration; ratio: RSL-RL's time / own time")
     repeats, seconds = (1, 0.1) if arguments.quick else (9, 2.0)
-    task, init_args, settings = preset()
-    numbers = measure(task, init_args, settings, arguments.threads, repeats, seconds)
+    numbers = measure(arguments.threads, repeats, seconds)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({**described, "iteration": numbers}, indent=2) + "\n")
 

@@ -58,6 +58,10 @@ def test_a_command_of_the_documents_is_understood(page, tokens, monkeypatch, cap
         tokens = [*tokens, "--print_config"]  # training itself is tested elsewhere
     if tokens[0] == "doctor":
         tokens = [*tokens, "--devices=1"]  # this machine may have a single core
+    if tokens[0] == "rsl_rl":  # it is understood, but the run here is not PPO's
+        assert cli.main(tokens) == 2
+        assert "its learner is FastSAC; allowed: a run of PPO" in capsys.readouterr().err
+        return
     assert cli.main(tokens) == 0, capsys.readouterr().err
 
 

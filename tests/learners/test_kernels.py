@@ -88,3 +88,25 @@ def test_the_library_brings_no_second_openmp_runtime(built):
     linked = subprocess.run(["ldd", str(library)], capture_output=True, text=True, timeout=60).stdout
     assert "gomp" not in linked
     assert "omp" not in linked.replace("unilab_fabric", "")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_elu_and_its_gradient_are_pytorch_s(threads, monkeypatch):
+    fused = kernels.load_kernels(torch.float32)
+    if fused is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    x = (3.0 * torch.randn(37, 21)).requires_grad_()
+    expected = torch.nn.functional.elu(x)
+    grad = torch.randn(37, 21)
+    expected.backward(grad)
+    out, of_bias = x.detach().clone(), torch.ones(21)
+    fused.elu(out)
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-5, atol=1e-6)
+    of_x = fused.elu_backward(grad, out, of_bias)
+    torch.testing.assert_close(of_x, x.grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(of_bias, 1.0 + x.grad.sum(0), rtol=1e-4, atol=1e-5)
+    bad = torch.tensor([[float("nan"), -float("inf"), float("inf")]])
+    fused.elu(bad)
+    assert bad.isnan().tolist() == [[True, False, False]]
+    assert bad[0, 1:].tolist() == [-1.0, float("inf")]

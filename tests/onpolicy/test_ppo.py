@@ -53,7 +53,7 @@ def iterate(learner, observations, steps):
     """One iteration of a learner on given transitions; the actions."""
     actions = []
     for observation, step in zip(observations, steps, strict=False):
-        actions.append(learner.act(*observation))
+        actions.append(learner.act(observation[0]))
         learner.keep(*observation)
         learner.record(*step)
     learner.learn(*observations[-1])
@@ -74,7 +74,7 @@ def test_a_time_limit_bootstraps_from_the_true_last_observation_and_a_failure_do
     # environment 0 runs through; 1 is ended by its time limit at tick 1 and shows 100 there; 2 fails at tick 1
     for tick in range(3):
         observation = torch.full((3, 1), 10.0 * tick)
-        learner.act(observation, observation)
+        learner.act(observation)
         learner.keep(observation, observation)
         ended = torch.tensor([1, 2]) if tick == 1 else torch.zeros(0, dtype=torch.int64)
         terminated = torch.tensor([False, False, tick == 1])

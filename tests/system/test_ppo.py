@@ -79,7 +79,9 @@ def test_a_signal_at_a_rank_ends_the_job_with_a_whole_checkpoint(tmp_path, numbe
 
 
 def test_a_stopped_rank_is_named(tmp_path):
-    with Job(tmp_path, "--devices=2", ENDLESS, "--training.stall_timeout_s=5", "--checkpoint.every=20", small=SMALL) as job:
+    with Job(
+        tmp_path, "--devices=2", ENDLESS, "--training.stall_timeout_s=5", "--checkpoint.every=20", small=SMALL
+    ) as job:
         os.kill(job.training(2)["rank 1"], signal.SIGSTOP)
         assert job.wait(30) != 0
         assert "rank 1" in job.failure()["reason"]

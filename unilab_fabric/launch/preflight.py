@@ -21,6 +21,9 @@ from unilab_fabric.spaces import TaskSpec
 NUMPY_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}
 """For NumPy's own thread pool, which starts when NumPy is loaded, with every core; a rank has no use for it."""
 
+TURN_VARIABLES = {"GOMP_SPINCOUNT": "10000"}
+"""For torch's threads, which otherwise keep the cores for milliseconds after a pass, while physics should step."""
+
 _ROOT = Path("/")
 
 
@@ -150,6 +153,8 @@ def library_variables(topology: Topology, deterministic: bool) -> dict[str, str]
     """What each rank sets for the libraries it loads afterwards."""
     threads = str(topology.learner_threads)
     variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **NUMPY_VARIABLES}
+    if topology.learner_cpus == topology.collector_cpus and topology.learner_threads > 1:
+        variables |= TURN_VARIABLES
     if topology.accelerator == "cuda" and deterministic:
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS refuses to be deterministic
     return variables

@@ -495,3 +495,39 @@ void norm_relu_backward(const element *grad, const float *wide, const element *x
             }
         }
 }
+
+/* x (rows, width) becomes elu(x): itself above zero, exp(x) - 1 below. */
+void elu(element *x, long rows, long width, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++)
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            element *in = x + row * width;
+#pragma omp simd
+            for (long i = 0; i < width; i++) {
+                float v = load(in[i]), below = exp_(v) - 1.0f;
+                in[i] = store(v > 0.0f ? v : below);
+            }
+        }
+}
+
+/* The gradient of elu's argument into of_x, from that of its result `out`; adds its column sums to of_bias (width,).
+ * scratch is (threads, width). */
+void elu_backward(const element *grad, const element *out, element *of_x, float *of_bias, float *scratch, long rows,
+                  long width, long threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (long part = 0; part < threads; part++) {
+        float *sums = scratch + part * width;
+        memset(sums, 0, width * sizeof(float));
+        for (long row = first_row(part, threads, rows); row < first_row(part + 1, threads, rows); row++) {
+            const element *o = out + row * width, *g = grad + row * width;
+            element *d = of_x + row * width;
+#pragma omp simd
+            for (long i = 0; i < width; i++) {
+                float v = load(o[i]), own = load(g[i]) * (v > 0.0f ? 1.0f : v + 1.0f);
+                d[i] = store(own);
+                sums[i] += own;
+            }
+        }
+    }
+    add_parts(of_bias, scratch, width, width, threads);
+}

@@ -41,6 +41,8 @@ SIGNATURES = {
     "column_moments": "pppplll",
     "norm_relu": "pppppplll",
     "norm_relu_backward": "pppppppppplplll",
+    "elu": "plll",
+    "elu_backward": "ppppplll",
 }
 C_TYPES = {"p": ctypes.c_void_p, "f": ctypes.c_float, "l": ctypes.c_long}
 
@@ -236,6 +238,16 @@ class Kernels:
         arguments: list[Tensor | float | int | None] = [None if wide else grad, grad if wide else None, x, *vectors]
         arguments += [of_x, of_weight, of_bias, int(batch)]
         self._run("norm_relu_backward", arguments, scratch=2 * x.shape[1], sizes=x.shape)
+        return of_x
+
+    def elu(self, x: Tensor) -> None:
+        """Replaces x (B, W) by its ELU."""
+        self._run("elu", (x,), sizes=x.shape)
+
+    def elu_backward(self, grad: Tensor, out: Tensor, of_bias: Tensor) -> Tensor:
+        """The gradient of ELU's argument (B, W) from that of its result; adds its column sums to of_bias (W,)."""
+        of_x = torch.empty_like(out)
+        self._run("elu_backward", (grad, out, of_x, of_bias), scratch=out.shape[1], sizes=out.shape)
         return of_x
 
     def _run(

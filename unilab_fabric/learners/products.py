@@ -31,7 +31,10 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """grad (B, outputs) and x (B, inputs) -> (outputs, inputs)."""
     if _onednn_float32(grad):
-        return _onednn(grad.t(), x.t(), None)
+        # the first factor is laid out anew before it is multiplied: let that be the smaller one
+        if grad.shape[1] <= x.shape[1]:
+            return _onednn(grad.t(), x.t(), None)
+        return _onednn(x.t(), grad.t(), None).t()
     return torch.mm(grad.t(), x)
 
 

@@ -27,7 +27,7 @@ class OnPolicyRunner(Runner):
                 handover = self._transfer.take(filled)
                 self._record(handover)
             with self._timed("act"):
-                self._act(self._learner.act(handover.actor, handover.critic))  # physics runs from here ...
+                self._act(self._learner.act(handover.actor))  # physics runs from here ...
             with self._timed("commit"):
                 self._learner.keep(handover.actor, handover.critic)  # ... while what was decided on is stored
             self._end_tick(filled, 0)

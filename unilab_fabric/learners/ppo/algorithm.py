@@ -11,7 +11,6 @@ from rsl_rl.algorithms import PPO as RslRlPPO
 from torch import Tensor, nn
 from typing_extensions import override
 
-from unilab_fabric.learners.products import linear_with_bias
 from unilab_fabric.learners.skips import SkippedSteps
 from unilab_fabric.parallel.reduce import Ranks
 
@@ -73,25 +72,6 @@ class PPOAlgorithm(RslRlPPO):  # type: ignore[misc]
         self.optimizer.mark(self._ranks.rank)
         self._ranks.sum_(self.optimizer.marks, "marks of the gradient")
         super().reduce_parameters()
-
-
-class ProductLinear(nn.Linear):
-    """nn.Linear with the fastest product that the CPU has; the same parameters under the same names."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(B, inputs) -> (B, outputs)."""
-        if torch.is_autocast_enabled(input.device.type):
-            return super().forward(input)
-        return linear_with_bias(input, self.weight, self.bias)
-
-
-def use_fast_products(perceptron: nn.Sequential) -> None:
-    """Replaces its linear layers by ProductLinear ones with the same parameters."""
-    for name, module in perceptron.named_children():
-        if isinstance(module, nn.Linear):
-            fast = ProductLinear(module.in_features, module.out_features)
-            fast.weight, fast.bias = module.weight, module.bias
-            setattr(perceptron, name, fast)
 
 
 def _all_finite(tensors: list[Tensor]) -> Tensor:

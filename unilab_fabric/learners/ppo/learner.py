@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
+from rsl_rl.utils import resolve_nn_activation
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn import functional
 
 from unilab_fabric.checkpoints import Layouts
 from unilab_fabric.errors import UserError
-from unilab_fabric.learners.ppo.algorithm import OPTIMISER, PPOAlgorithm, use_fast_products
+from unilab_fabric.learners.ppo.algorithm import OPTIMISER, PPOAlgorithm
 from unilab_fabric.learners.ppo.config import PPO
+from unilab_fabric.learners.ppo.fused import use_fast_passes
 from unilab_fabric.learners.skips import SkippedSteps
 from unilab_fabric.learners.symmetry import Reflection
 from unilab_fabric.parallel.reduce import Ranks
@@ -30,16 +32,18 @@ METRICS = ("Loss/value", "Loss/surrogate", "Loss/entropy", "Loss/learning_rate",
 class PPOPolicy(nn.Module):
     """The deterministic policy, normaliser inside: (n, actor observation) -> (n, actions)."""
 
-    def __init__(self, actor: MLPModel) -> None:
+    def __init__(self, actor: MLPModel, activation: str) -> None:
         super().__init__()
         self.normaliser = actor.obs_normalizer
-        self.perceptron = actor.mlp
+        self.linears: list[nn.Linear] = [layer for layer in actor.mlp if isinstance(layer, nn.Linear)]
+        self.layers = nn.ModuleList(self.linears)  # for what asks a module for its parts
+        self.activation = resolve_nn_activation(activation)
 
     def forward(self, observation: Tensor) -> Tensor:
         """The mean action, in plain PyTorch."""
         x: Tensor = self.normaliser(observation)
-        for layer in self.perceptron:
-            x = functional.linear(x, layer.weight, layer.bias) if isinstance(layer, nn.Linear) else layer(x)
+        for index, layer in enumerate(self.linears):
+            x = functional.linear(x if index == 0 else self.activation(x), layer.weight, layer.bias)
         return x
 
 
@@ -66,7 +70,7 @@ class PPOLearner:
             self.algorithm = self._build(spec, precision)
         self._stored = 0  # ticks of the rollout whose action is stored
         self._finals: list[tuple[int, Tensor, Tensor]] = []  # tick, environments and last observations of time-outs
-        self._chosen: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._chosen = torch.zeros(0)  # newest actions
         self._learning_rate = torch.tensor(config.learning_rate, dtype=torch.float64, device=device)
         self.metrics = torch.zeros(len(METRICS), 2, dtype=torch.float64, device=device)
         self.replicated = self._replicated()
@@ -82,26 +86,21 @@ class PPOLearner:
         return self._stored
 
     @torch.no_grad()
-    def act(self, actor: Tensor, critic: Tensor) -> Tensor:
-        """Sampled actions for both observations (num_envs, ...), (num_envs, actions), not limited."""
-        model = self.algorithm.actor
-        action: Tensor = model(_observation(actor, critic), stochastic_output=True)
-        mean, std = model.output_distribution_params
-        self._chosen = action, model.get_output_log_prob(action), mean, std
-        return action
+    def act(self, actor: Tensor) -> Tensor:
+        """Sampled actions for (num_envs, actor observation), (num_envs, actions), not limited."""
+        self._chosen = self.algorithm.actor(TensorDict({"actor": actor}, [len(actor)]), stochastic_output=True)
+        return self._chosen
 
     @torch.no_grad()
     def keep(self, actor: Tensor, critic: Tensor) -> None:
-        """Stores what `act` was given and has chosen, while physics steps."""
-        assert self._chosen is not None
-        action, log_prob, mean, std = self._chosen
-        storage, tick = self.algorithm.storage, self._stored
+        """Stores both observations (num_envs, ...) and what `act` has chosen, while physics steps."""
+        model, storage, tick = self.algorithm.actor, self.algorithm.storage, self._stored
         storage.observations["actor"][tick].copy_(actor)
         storage.observations["critic"][tick].copy_(critic)
-        storage.actions[tick].copy_(action)
-        storage.actions_log_prob[tick].copy_(log_prob.view(-1, 1))
+        storage.actions[tick].copy_(self._chosen)
+        storage.actions_log_prob[tick].copy_(model.get_output_log_prob(self._chosen).view(-1, 1))
         assert storage.distribution_params is not None
-        for stored, value in zip(storage.distribution_params, (mean, std), strict=True):
+        for stored, value in zip(storage.distribution_params, model.output_distribution_params, strict=True):
             stored[tick].copy_(value)
         self._stored += 1
 
@@ -141,7 +140,7 @@ class PPOLearner:
 
     def policy(self) -> PPOPolicy:
         """The deterministic policy, normaliser inside: (n, actor observation) -> (n, actions)."""
-        return PPOPolicy(self.algorithm.actor)
+        return PPOPolicy(self.algorithm.actor, self.config.activation)
 
     def nonfinite(self, limit: int) -> list[dict[str, object]]:
         """Up to `limit` values of the newest rollout that are not finite: its tick, environment and field of each."""
@@ -189,8 +188,8 @@ class PPOLearner:
         )
         critic = MLPModel(one, groups, "critic", 1, config.critic_hidden, **shared)
         if self.device.type == "cpu":
-            use_fast_products(actor.mlp)
-            use_fast_products(critic.mlp)
+            use_fast_passes(actor.mlp)
+            use_fast_passes(critic.mlp)
         storage = RolloutStorage(
             "rl", spec.num_envs, config.num_steps_per_env, one, (spec.action_size,), str(self.device)
         )
