@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from unilab_fabric.envs.batch import allowed_cores
 from unilab_fabric.envs.robots import go2
+from unilab_fabric.envs.robots.model import Physics
 from unilab_fabric.envs.tasks.go2_joystick import CONTROL_STEP_S, GAIT_HZ, GAIT_OFFSETS, Go2JoystickFlat
 from unilab_fabric.envs.vector_env import Array
 
@@ -55,7 +56,7 @@ class Trot:
 class Reference:
     """`mjbatch.Batch` on the task's model, and nothing else."""
 
-    def __init__(self, task: Go2JoystickFlat, physics: go2.Physics) -> None:
+    def __init__(self, task: Go2JoystickFlat, physics: Physics) -> None:
         self._batch = mjbatch.Batch(go2.load(physics), task.num_envs, num_threads=allowed_cores())
         self._state, self._ctrl = self._batch.bind("state"), self._batch.bind("ctrl")
         self._substeps = go2.PHYSICS[physics].substeps

@@ -16,6 +16,7 @@ from unilab_fabric.errors import UserError, nearest
 
 TASKS = {
     "CartpoleSwingup": "unilab_fabric.envs.tasks.cartpole.CartpoleSwingup",
+    "G1WalkFlat": "unilab_fabric.envs.tasks.g1_walk.G1WalkFlat",
     "Go2JoystickFlat": "unilab_fabric.envs.tasks.go2_joystick.Go2JoystickFlat",
 }
 """Short name and import path of each shipped task."""

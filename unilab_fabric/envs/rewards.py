@@ -64,6 +64,21 @@ def swing_feet_z(foot_height: Floats, in_swing: Mask, target: float, width: floa
     return np.multiply(out, 1 / len(foot_height), out=out)
 
 
+def feet_phase(foot_height: Floats, target: Floats, sigma: float, out: Array) -> Array:
+    """exp(-sum of squared errors / sigma) of the feet's heights from their targets, (feet, n) [m] both, sigma [m^2]."""
+    return bell(sum_of_squares(foot_height - target, out), sigma, out)
+
+
+def feet_ori(foot_quat: Floats, out: Array) -> Array:
+    """Sum over feet of (1 - cos tilt) / 2 = x^2 + y^2 of their quaternions (feet, 4, n) as w, x, y, z."""
+    return np.add.reduce(np.square(foot_quat[:, 1:3]), axis=(0, 1), out=out)
+
+
+def weighted_pose(joint_offset: Floats, weights: Array, out: Array) -> Array:
+    """Sum of the squared distances from the default angles [rad^2], each joint with its weight (joints, 1)."""
+    return np.add.reduce(weights * joint_offset * joint_offset, axis=0, out=out)
+
+
 def bell(squared_error: Floats, width: float, out: Array) -> Array:
     """exp(-squared_error / width), in the shape of `out`: 1 where there is no error."""
     return np.exp(np.multiply(squared_error, -1 / width, out=out), out=out)

@@ -1,15 +1,11 @@
 """Unitree Go2: names, stand pose and physics options of `go2.xml`, or of another MJCF with the same names."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import mujoco
 
-from unilab_fabric.errors import UserError
-
-Physics = Literal["fast", "faithful"]
+from unilab_fabric.envs.robots.model import Physics, PhysicsOptions, apply, choose, compiled
 
 MJCF = Path(__file__).with_name("go2.xml")
 
@@ -52,30 +48,6 @@ STAND_HEIGHT = FOOT_RADIUS + math.sin(STAND_PITCH) * _FRONT[0] - math.cos(STAND_
 the robot up in its first steps; left to itself it sinks to about 0.309."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhysicsOptions:
-    """Solver settings and step of a way to simulate the robot."""
-
-    timestep: float
-    """Physics step [s]."""
-    substeps: int
-    """Physics steps in one control step."""
-    cone: mujoco.mjtCone
-    """Friction cone."""
-    impratio: float
-    """Stiffness of friction over that of the normal direction."""
-    foot_condim: int
-    """Dimensions of a foot's contact: 3 has sliding friction, 6 turning and rolling too."""
-    tolerance: float
-    """Where the solver stops."""
-    iterations: int
-    """Most iterations of the solver."""
-    ls_iterations: int
-    """Most iterations of its line search."""
-    warm_start: bool
-    """Whether the solver starts from the step before."""
-
-
 PHYSICS: dict[Physics, PhysicsOptions] = {
     # For training: over six times as fast as the other (benchmarks/environment.py measures it), with all contacts kept.
     # Below 5 iterations the robot explodes.
@@ -114,44 +86,9 @@ def load(physics: Physics, mjcf: str | None = None) -> mujoco.MjModel:
 
     Raises UserError for options that do not exist, and for a file that is missing, does not compile or lacks a name.
     """
-    if physics not in PHYSICS:
-        raise UserError("task.physics", physics, f"allowed: {', '.join(PHYSICS)}")
-    options = PHYSICS[physics]
-    model = _compile(mjcf)
-    model.opt.timestep = options.timestep
-    model.opt.cone = options.cone
-    model.opt.impratio = options.impratio
-    model.opt.tolerance = options.tolerance
-    model.opt.iterations = options.iterations
-    model.opt.ls_iterations = options.ls_iterations
-    if not options.warm_start:
-        model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_WARMSTART
+    options = choose(physics, PHYSICS)
+    model = compiled(MJCF, mjcf, joints=JOINTS, actuators=ACTUATORS, sensors=FOOT_SENSORS, geoms=LEGS)
+    apply(model, options)
     for leg in LEGS:
         model.geom(leg).condim = options.foot_condim
     return model
-
-
-def _compile(mjcf: str | None) -> mujoco.MjModel:
-    if mjcf is None:
-        return mujoco.MjModel.from_xml_path(str(MJCF))
-    try:
-        model = mujoco.MjModel.from_xml_path(mjcf)
-    except ValueError as error:  # how MuJoCo reports a missing file and a mistake in one
-        raise UserError("task.mjcf", mjcf, f"allowed: an MJCF file that compiles; {_one_line(error)}") from error
-    needed = {
-        "a free joint, then the joints": ((model.joint(i).name for i in range(1, model.njnt)), JOINTS),
-        "the actuators": ((model.actuator(i).name for i in range(model.nu)), ACTUATORS),
-        "the sensors": ((model.sensor(i).name for i in range(model.nsensor)), FOOT_SENSORS),
-    }
-    for what, (names, expected) in needed.items():
-        found = tuple(names)
-        if found[: len(expected)] != expected:
-            raise UserError("task.mjcf", mjcf, f"allowed: {what} {', '.join(expected)}; it has {', '.join(found)}")
-    geoms = {model.geom(i).name for i in range(model.ngeom)}
-    if not geoms.issuperset(LEGS):
-        raise UserError("task.mjcf", mjcf, f"allowed: the foot geoms {', '.join(LEGS)}; it has {', '.join(geoms)}")
-    return model
-
-
-def _one_line(error: ValueError) -> str:
-    return " ".join(str(error).split())

@@ -21,6 +21,7 @@ from unilab_fabric.envs import observations, randomization, rewards
 from unilab_fabric.envs.batch import Rows, Simulations, lever_matrix, point_velocity_b, rotation_matrix
 from unilab_fabric.envs.commands import Range, VelocityCommands, check_range
 from unilab_fabric.envs.robots import go2
+from unilab_fabric.envs.robots.model import Physics
 from unilab_fabric.envs.vector_env import Array, Ids, Mask, TaskEnv, control_steps
 from unilab_fabric.errors import UserError
 from unilab_fabric.spaces import Mirror
@@ -167,7 +168,7 @@ class Go2JoystickFlat(TaskEnv):
         self,
         num_envs: int,
         *,
-        physics: go2.Physics = "fast",
+        physics: Physics = "fast",
         episode_s: float = 20.0,
         action_scale: float = 0.25,
         rewards: Go2Rewards = Go2Rewards(),
