@@ -11,6 +11,7 @@ import yaml
 from tests.manifests import cartpole_run, write_checkpoint
 from unilab_fabric import __version__, cli
 from unilab_fabric.config import resolve_run, to_plain
+from unilab_fabric.sources import shipped_presets
 
 CARTPOLE = ["--task", "CartpoleSwingup", "--training.accelerator=cpu"]
 
@@ -157,7 +158,8 @@ def test_help_of_fit_gives_units_and_scope(command):
     text = " ".join(command("fit", "--help")[1].split())
     assert "Environment steps of the job, all ranks together" in text
     assert "Seconds [s] a rank waits" in text
-    assert "cartpole.yaml, flash_sac.yaml, gymnasium.yaml, ppo.yaml, sac.yaml" in text
+    presets = ", ".join(f"{name}.yaml" for name in sorted(shipped_presets()))
+    assert f"{presets}; to be laid over one of these: small.yaml" in text
     assert "Path to a configuration file" not in text  # jsonargparse's own way, which is not ours
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from unilab_fabric.arguments import FlagText
-from unilab_fabric.config import resolve_run
+from unilab_fabric.config import build_learner_config, resolve_run
 from unilab_fabric.errors import Problems, UserError
 from unilab_fabric.sources import (
     Flag,
@@ -11,6 +11,7 @@ from unilab_fabric.sources import (
     parse_flags,
     preset_of,
     read_files,
+    shipped_overlays,
     shipped_presets,
 )
 
@@ -135,3 +136,35 @@ def test_a_preset_holds_only_what_differs_from_the_defaults(name):
         assert value != bare.learner.init_args[key], f"learner.{key} is the default"
     for key, value in tree["task"]["init_args"].items():
         assert value != bare.task.init_args[key] or key == "num_envs", f"task.{key} is the default"
+
+
+@pytest.mark.parametrize("overlaid", sorted(shipped_overlays()))
+@pytest.mark.parametrize("name", sorted(shipped_presets()))
+def test_every_shipped_overlay_fits_every_preset(name, overlaid):
+    tree = read_files([name, overlaid], Problems())
+    if "class_path" not in tree["task"]:
+        tree = overlay(tree, {"task": "gymnasium:Pendulum-v1"})
+    config = resolve_run(tree)
+    assert build_learner_config(config.learner).problems(config.task.init_args["num_envs"]) == []
+    assert config.task.init_args["num_envs"] == 128
+
+
+def test_an_overlay_changes_the_class_at_hand_and_flags_come_after_it():
+    lower = {"learner": {"class_path": "PPO", "init_args": {"lam": 0.9, "clip_param": 0.1}}}
+    upper = {"learner": {"by_class": {"PPO": {"lam": 0.8}, "FastSAC": {"batch_size": 64}}}}
+    merged = overlay(overlay(lower, upper), {"learner": {"init_args": {"clip_param": 0.3}}})
+    assert merged["learner"] == {"class_path": "PPO", "init_args": {"lam": 0.8, "clip_param": 0.3}}
+
+
+@pytest.mark.parametrize(
+    ("lower", "by_class", "told"),
+    [
+        ({"learner": "PPO"}, {"PP0": {}}, "learner is PP0; did you mean PPO?"),
+        ({"learner": "PPO"}, 3, "learner.by_class is 3; allowed: a mapping from names of classes to their arguments"),
+        ({}, {"PPO": {}}, "learner.by_class is PPO; allowed behind a file that names the class"),
+    ],
+)
+def test_an_overlay_that_cannot_be_laid_is_told(lower, by_class, told):
+    with pytest.raises(UserError) as refused:
+        overlay(lower, {"learner": {"by_class": by_class}})
+    assert str(refused.value) == told

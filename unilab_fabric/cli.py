@@ -43,6 +43,7 @@ from unilab_fabric.sources import (
     parse_flags,
     preset_of,
     read_files,
+    shipped_overlays,
     shipped_presets,
 )
 
@@ -365,6 +366,7 @@ def _run_help(command: str) -> str:
         description=inspect.getdoc(COMMANDS[command]),
     )
     presets = ", ".join(f"{name}.yaml" for name in shipped_presets())
+    presets += f"; to be laid over one of these: {', '.join(f'{name}.yaml' for name in shipped_overlays())}"
     parser.add_argument(
         "--config",
         metavar="FILE",

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from unilab_fabric.arguments import FlagText, Tree, read_flag
-from unilab_fabric.config import SECTIONS, Section, class_name, read_config_file
+from unilab_fabric.config import SECTIONS, Section, class_name, read_config_file, section_class
 from unilab_fabric.errors import Problems, UserError, nearest
 
 SHORT_FLAGS = {"devices": "training.devices"}
 """Short names of settings on the command line."""
 
-PRESET_OF_TASK = {"CartpoleSwingup": "cartpole", "Go2JoystickFlat": "sac"}
+BY_CLASS = "by_class"
+"""Key of a section in a file that is to be laid over another: arguments for whichever class the other one names."""
+
+PRESET_OF_TASK = {"CartpoleSwingup": "cartpole", "G1WalkFlat": "sac_g1_walk_flat", "Go2JoystickFlat": "sac"}
 """The shipped preset a task starts from where the command line names no configuration file."""
 PRESET_OF_GYMNASIUM = "gymnasium"
 
@@ -83,18 +86,26 @@ def find_config(name: str) -> Path:
     """The file `name`, or else the shipped preset of that name. Raises UserError where there is neither."""
     if Path(name).is_file():
         return Path(name)
-    presets = shipped_presets()
+    presets = shipped_presets() | shipped_overlays()
     if name.removesuffix(".yaml") in presets:
         return presets[name.removesuffix(".yaml")]
     raise UserError("config", name, f"there is no such file, nor such a preset; {nearest(name, presets)}")
 
 
 def shipped_presets() -> dict[str, Path]:
-    """The presets that come with the package, by name."""
+    """The presets that come with the package, by name: whole runs."""
+    return {path.stem: path for path in sorted(_configs().glob("*.yaml"))}
+
+
+def shipped_overlays() -> dict[str, Path]:
+    """Files that come with the package to be laid over a preset, by name."""
+    return {path.stem: path for path in sorted((_configs() / "overlays").glob("*.yaml"))}
+
+
+def _configs() -> Path:
     package = Path(__file__).parent
     installed = package / "configs"
-    folder = installed if installed.is_dir() else package.parent / "configs"  # an installed wheel, or a checkout
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return installed if installed.is_dir() else package.parent / "configs"  # an installed wheel, or a checkout
 
 
 def read_files(names: Iterable[str], problems: Problems) -> Tree:
@@ -114,12 +125,32 @@ def preset_of(task: Any) -> str | None:
 
 def _overlay_section(section: Section, lower: Any, upper: Any) -> Any:
     lower, upper = _as_class(lower), _as_class(upper)
+    if isinstance(upper, Mapping) and BY_CLASS in upper:
+        return _overlay_by_class(section, lower, upper)
     if not isinstance(lower, Mapping) or not isinstance(upper, Mapping):
         return upper
     names = [class_name(section, str(part["class_path"])) for part in (lower, upper) if "class_path" in part]
     if len(set(names)) > 1:
         return upper
     return overlay(lower, upper)
+
+
+def _overlay_by_class(section: Section, lower: Any, upper: Mapping[str, Any]) -> Any:
+    """The arguments of `upper` that are meant for the class at hand, over those of `lower`.
+
+    Raises UserError for a class that is not known, and where no class has been named yet.
+    """
+    given = upper[BY_CLASS]
+    if not isinstance(given, Mapping):
+        raise UserError(f"{section}.{BY_CLASS}", given, "allowed: a mapping from names of classes to their arguments")
+    arguments = {class_name(section, str(name)): own for name, own in given.items()}
+    for name in arguments:
+        section_class(section, name)
+    merged = _overlay_section(section, lower, {key: value for key, value in upper.items() if key != BY_CLASS})
+    if not isinstance(merged, Mapping) or "class_path" not in merged:
+        raise UserError(f"{section}.{BY_CLASS}", ", ".join(arguments), "allowed behind a file that names the class")
+    own = arguments.get(class_name(section, str(merged["class_path"])))
+    return merged if own is None else overlay(merged, {"init_args": own})
 
 
 def _as_class(given: Any) -> Any:

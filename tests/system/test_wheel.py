@@ -87,8 +87,8 @@ def python_without_network(folder):
 def test_the_wheel_holds_the_presets_the_robots_and_the_license(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    for preset in (ROOT / "configs").glob("*.yaml"):
-        assert f"unilab_fabric/configs/{preset.name}" in names
+    for preset in (ROOT / "configs").rglob("*.yaml"):
+        assert f"unilab_fabric/{preset.relative_to(ROOT).as_posix()}" in names
     for file in (ROOT / "unilab_fabric").rglob("*"):
         if file.is_file() and "__pycache__" not in file.parts:
             assert file.relative_to(ROOT).as_posix() in names
