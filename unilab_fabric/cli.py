@@ -1,4 +1,4 @@
-"""The command line: fit, evaluate, tasks, doctor, rsl_rl; arguments in, exit status out.
+"""The command line: fit, evaluate, export, tasks, doctor, rsl_rl; arguments in, exit status out.
 
 Bad input is one line on standard error for each problem, and exit status 2, before anything has started.
 """
@@ -148,6 +148,33 @@ def evaluate(tokens: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What `export` takes."""
+
+    ckpt_path: str
+    """Checkpoint to export: its folder, its run's folder (the newest one), or `last` for the newest under runs/."""
+    output: str | None = None
+    """Folder for the files; null takes `export` in the run's folder."""
+
+
+def export(tokens: Sequence[str]) -> int:
+    """Write a policy for a robot's program: ONNX, TorchScript and a JSON contract."""
+    options = _options("export", ExportOptions, export.__doc__, tokens)
+    if options is None:
+        return 0
+    path = find_checkpoint(options.ckpt_path, log_root=Path("runs"), run_name=None)
+    folder = path.parents[1] / "export" if options.output is None else Path(options.output)
+    if folder.exists() and not folder.is_dir():
+        raise UserError("output", folder, "allowed: a folder")
+    from unilab_fabric import exporting
+
+    contract = exporting.export(path, folder)
+    print(f"{folder}: {', '.join([exporting.ONNX, exporting.TORCHSCRIPT, exporting.CONTRACT])}")
+    print(f"  {contract['learner']} for {contract['robot']} at {contract['control']['rate_hz']} Hz, from {path}")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RslRlOptions:
     """What `rsl_rl` takes."""
 
@@ -196,6 +223,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "evaluate": evaluate,
     "tasks": tasks,
     "doctor": doctor,
+    "export": export,
     "rsl_rl": rsl_rl,
 }
 

@@ -70,7 +70,8 @@ class Simulations:
             raise UserError("task.num_threads", num_threads, "allowed: 0 (all allowed cores) or more")
         _silence_mujoco()
         self.model = model
-        self._substeps = substeps
+        self.substeps = substeps
+        """Physics steps in one control step."""
         self._batch = mjbatch.Batch(model, num_envs, num_threads=num_threads or allowed_cores())
         self.num_threads = self._batch.num_threads
         self._batch.reset()
@@ -91,7 +92,7 @@ class Simulations:
 
         MuJoCo puts a diverged simulation back to the model's reference state without a word; its warning counters tell.
         """
-        self._batch.step(nstep=self._substeps)
+        self._batch.step(nstep=self.substeps)
         if not self._divergence.any():
             return None
         diverged: Mask = np.logical_or.reduce(self._divergence, axis=1)

@@ -241,6 +241,13 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
             mirrors=self.mirrors,
         )
 
+    def contract(self) -> dict[str, Any]:
+        """What a robot's program must know to run a policy of this task, as plain values: docs/deploy.md has its keys.
+
+        Raises UserError where the task has none.
+        """
+        raise UserError("task", self.name, "it has no contract for a robot's program; allowed: a task that defines one")
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mujoco
 
@@ -87,6 +87,48 @@ def compiled(
     if not there.issuperset(geoms):
         raise UserError("task.mjcf", mjcf, f"allowed: the foot geoms {', '.join(geoms)}; it has {', '.join(there)}")
     return model
+
+
+def contract(
+    model: mujoco.MjModel,
+    robot: str,
+    *,
+    joints: tuple[str, ...],
+    stand: tuple[float, ...],
+    substeps: int,
+    action_scale: float,
+    observation: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The parts of a task's contract that follow from the robot, in joint order; angles in rad.
+
+    `observation` are the terms of the actor's observation in their order: name, size, unit, frame, scale.
+    """
+    starts = [sum(term["size"] for term in observation[:i]) for i in range(len(observation))]
+    servos = [model.actuator(i) for i in range(model.nu)]
+    step = model.opt.timestep * substeps
+    return {
+        "robot": robot,
+        "control": {"step_s": step, "rate_hz": round(1 / step), "physics_step_s": model.opt.timestep},
+        "joints": {
+            "names": list(joints),
+            "default_rad": list(stand),
+            "lower_rad": [float(model.joint(name).range[0]) for name in joints],
+            "upper_rad": [float(model.joint(name).range[1]) for name in joints],
+            "kp": [float(servo.gainprm[0]) for servo in servos],
+            "kd": [
+                float(-servo.biasprm[2] + model.joint(name).damping[0])
+                for servo, name in zip(servos, joints, strict=True)
+            ],
+            "torque_limit_nm": [float(servo.forcerange[1]) for servo in servos],
+        },
+        "action": {
+            "size": len(joints),
+            "scale_rad": action_scale,
+            "target": "joints.default_rad + action.scale_rad * action, held for control.step_s, by a servo "
+            "kp * (target - angle) - kd * rate, limited to joints.torque_limit_nm",
+        },
+        "observation": [{"start": start, **term} for start, term in zip(starts, observation, strict=True)],
+    }
 
 
 def _one_line(error: ValueError) -> str:

@@ -12,6 +12,7 @@ last physics step (1/150 s old).
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from unilab_fabric.envs import observations, randomization, rewards
 from unilab_fabric.envs.batch import Rows, Simulations, lever_matrix, point_velocity_b, rotation_matrix
 from unilab_fabric.envs.commands import Range, VelocityCommands, check_range
 from unilab_fabric.envs.robots import g1
-from unilab_fabric.envs.robots.model import Physics
+from unilab_fabric.envs.robots.model import Physics, contract
 from unilab_fabric.envs.vector_env import Array, Floats, Ids, Mask, TaskEnv, control_steps
 from unilab_fabric.errors import UserError
 from unilab_fabric.spaces import Mirror
@@ -242,6 +243,7 @@ class G1WalkFlat(TaskEnv):
         self.sims = Simulations(model, num_envs, substeps=g1.PHYSICS[physics].substeps, num_threads=num_threads)
         self._feet = self.sims.sensors(g1.FOOT_SENSORS)
         self._action_scale = action_scale
+        self._commands = commands
         self._foot_sigma = foot_sigma
         self._least_up = math.cos(math.radians(max_tilt))
         self._min_height = min_height
@@ -265,6 +267,35 @@ class G1WalkFlat(TaskEnv):
         self._progress = np.array([0.0 if curriculum is None else curriculum.low, 0.0])  # factor, mean length
         own = {"now": self._now.rows, "air_time": self._air_time, "curriculum": self._progress}
         self.mutable.update({**own, **self.sims.mutable})
+
+    def contract(self) -> dict[str, Any]:
+        """As in the base."""
+        scale = iter(self._scales.tolist())
+
+        def term(name: str, size: int, unit: str, frame: str) -> dict[str, Any]:
+            scales = [next(scale) for _ in range(size)]
+            return {"name": name, "size": size, "unit": unit, "frame": frame, "scale": round(scales[0], 6)}
+
+        own = contract(
+            self.sims.model,
+            "unitree_g1_29dof",
+            joints=g1.JOINTS,
+            stand=g1.STAND_JOINTS,
+            substeps=self.sims.substeps,
+            action_scale=self._action_scale,
+            observation=[
+                term("angular_velocity", 3, "rad/s", "torso"),
+                term("projected_gravity", 3, "1", "torso: R'(0, 0, -1)"),
+                term("joint_angle_minus_default", JOINTS, "rad", "joints"),
+                term("joint_rate", JOINTS, "rad/s", "joints"),
+                term("last_action", JOINTS, "1", "joints"),
+                term("command", 3, "m/s, m/s, rad/s", "pelvis: forward, left, turn left"),
+                term("gait_phase", 2, "rad in [0, 2 pi)", "feet left, right"),
+            ],
+        )
+        gait = {"rate_hz": GAIT_HZ, "offsets": [0.0, 0.5], "advances": "before each observation"}
+        ranges = {name: list(limits) for name, limits in vars(self._commands).items()}
+        return {**own, "gait": gait, "command": ranges}
 
     def _begin(self, ids: Ids) -> None:
         """The robot stands within half a metre of the origin, any way round, and moves a little."""

@@ -21,7 +21,7 @@ from unilab_fabric.envs import observations, randomization, rewards
 from unilab_fabric.envs.batch import Rows, Simulations, lever_matrix, point_velocity_b, rotation_matrix
 from unilab_fabric.envs.commands import Range, VelocityCommands, check_range
 from unilab_fabric.envs.robots import go2
-from unilab_fabric.envs.robots.model import Physics
+from unilab_fabric.envs.robots.model import Physics, contract
 from unilab_fabric.envs.vector_env import Array, Ids, Mask, TaskEnv, control_steps
 from unilab_fabric.errors import UserError
 from unilab_fabric.spaces import Mirror
@@ -230,6 +230,7 @@ class Go2JoystickFlat(TaskEnv):
         self.sims = Simulations(model, num_envs, substeps=substeps, num_threads=num_threads)
         self._feet_height = self.sims.sensors(go2.FOOT_SENSORS)[:, 2::3]
         self._action_scale = action_scale
+        self._commands = commands
         self._tracking_sigma = tracking_sigma
         self._noise = None if noise is None else _noise_widths(noise)
         self._pushes = pushes
@@ -248,6 +249,33 @@ class Go2JoystickFlat(TaskEnv):
         self._now = _Observed(np.zeros((CRITIC_SIZE, num_envs + 16), np.float32)[:, :num_envs])
         self._action_change = np.zeros((12, num_envs), np.float32)
         self.mutable.update({"now": self._now.rows, **self.sims.mutable})
+
+    def contract(self) -> dict[str, Any]:
+        """As in the base."""
+
+        def term(name: str, size: int, unit: str, frame: str) -> dict[str, Any]:
+            return {"name": name, "size": size, "unit": unit, "frame": frame, "scale": 1.0}
+
+        own = contract(
+            self.sims.model,
+            "unitree_go2",
+            joints=go2.JOINTS,
+            stand=go2.STAND_JOINTS,
+            substeps=self.sims.substeps,
+            action_scale=self._action_scale,
+            observation=[
+                term("angular_velocity", 3, "rad/s", "base"),
+                term("projected_gravity", 3, "1", "base: R'(0, 0, -1)"),
+                term("joint_angle_minus_default", 12, "rad", "joints"),
+                term("joint_rate", 12, "rad/s", "joints"),
+                term("last_action", 12, "1", "joints"),
+                term("command", 3, "m/s, m/s, rad/s", "base: forward, left, turn left"),
+                term("gait_phase", 4, "cycles in [0, 1)", "feet FL, FR, RL, RR"),
+            ],
+        )
+        gait = {"rate_hz": GAIT_HZ, "offsets": GAIT_OFFSETS[:, 0].tolist(), "advances": "before each observation"}
+        ranges = {name: list(limits) for name, limits in vars(self._commands).items()}
+        return {**own, "gait": gait, "command": ranges}
 
     def set_state(self, state: dict[str, NDArray[Any]]) -> None:
         """As in the base; what MuJoCo derives from a robot's masses is derived again."""
