@@ -8,3 +8,6 @@ _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "
 for _name in list(os.environ):
     if _name.startswith(_PREFIXES) or _name in _RANKS:
         del os.environ[_name]
+
+if not os.environ.get("DISPLAY"):
+    os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo is loaded

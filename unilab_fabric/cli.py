@@ -1,4 +1,4 @@
-"""The command line: fit, evaluate, export, tasks, doctor, rsl_rl; arguments in, exit status out.
+"""The command line: fit, evaluate, play, export, tasks, doctor, rsl_rl; arguments in, exit status out.
 
 Bad input is one line on standard error for each problem, and exit status 2, before anything has started.
 """
@@ -175,6 +175,61 @@ def export(tokens: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """What `play` takes."""
+
+    ckpt_path: str
+    """Checkpoint to play: its folder, its run's folder (the newest one), or `last` for the newest under runs/."""
+    output: str | None = None
+    """File to write: .mp4, .gif, or .png for the last frame; null takes `play/<tick>.mp4` in the run's folder."""
+    viewer: bool = False
+    """Show it in MuJoCo's own window instead; needs a display."""
+    seconds: float = 10.0
+    """Length [s]."""
+    width: int = 640
+    """Width of the frames."""
+    height: int = 480
+    """Height of the frames."""
+    physics: Literal["faithful", "fast"] = "faithful"
+    """Physics to play on."""
+    seed: int = 1
+    """Seed of the start and the command."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 600:
+            raise UserError("seconds", self.seconds, "allowed: more than 0, at most 600")
+        for name in ("width", "height"):
+            if not 64 <= getattr(self, name) <= 4096 or getattr(self, name) % 2:
+                raise UserError(name, getattr(self, name), "allowed: even numbers from 64 to 4096")
+        if self.output is not None:
+            if Path(self.output).suffix not in (".mp4", ".gif", ".png"):
+                raise UserError("output", self.output, "allowed: a name that ends in .mp4, .gif or .png")
+            if not Path(self.output).absolute().parent.is_dir():
+                raise UserError("output", self.output, "allowed: a file in a folder that is there")
+
+
+def play(tokens: Sequence[str]) -> int:
+    """Show a trained policy: a film without a display, or a window."""
+    options = _options("play", PlayOptions, play.__doc__, tokens)
+    if options is None:
+        return 0
+    path = find_checkpoint(options.ckpt_path, log_root=Path("runs"), run_name=None)
+    if not options.viewer and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # read when MuJoCo is loaded
+    from unilab_fabric import playback
+
+    playing = playback.Playing(path, physics=options.physics, seed=options.seed, episode_s=options.seconds + 1.0)
+    if options.viewer:
+        playback.show_in_viewer(playing)
+        return 0
+    output = Path(options.output) if options.output else path.parents[1] / "play" / f"{path.name}.mp4"
+    output.parent.mkdir(exist_ok=True)
+    frames = playback.record(playing, output, seconds=options.seconds, width=options.width, height=options.height)
+    print(f"{output}: {frames} frame{'s' if frames > 1 else ''} of {playing.title}")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RslRlOptions:
     """What `rsl_rl` takes."""
 
@@ -223,6 +278,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "evaluate": evaluate,
     "tasks": tasks,
     "doctor": doctor,
+    "play": play,
     "export": export,
     "rsl_rl": rsl_rl,
 }

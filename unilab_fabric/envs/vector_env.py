@@ -248,6 +248,11 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         """
         raise UserError("task", self.name, "it has no contract for a robot's program; allowed: a task that defines one")
 
+    def planar_motion(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Commanded and actual planar velocity (2,) [m/s] of environment 0 in its heading's frame, to be drawn; or
+        None."""
+        return None
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -268,6 +268,10 @@ class G1WalkFlat(TaskEnv):
         own = {"now": self._now.rows, "air_time": self._air_time, "curriculum": self._progress}
         self.mutable.update({**own, **self.sims.mutable})
 
+    def planar_motion(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """As in the base."""
+        return self._now.command[:2, 0].copy(), self._now.velocity[:2, 0].copy()
+
     def contract(self) -> dict[str, Any]:
         """As in the base."""
         scale = iter(self._scales.tolist())

@@ -250,6 +250,10 @@ class Go2JoystickFlat(TaskEnv):
         self._action_change = np.zeros((12, num_envs), np.float32)
         self.mutable.update({"now": self._now.rows, **self.sims.mutable})
 
+    def planar_motion(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """As in the base."""
+        return self._now.command[:2, 0].copy(), self._now.velocity[:2, 0].copy()
+
     def contract(self) -> dict[str, Any]:
         """As in the base."""
 
