@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +59,11 @@ def test_a_command_of_the_documents_is_understood(page, tokens, monkeypatch, cap
         tokens = [*tokens, "--print_config"]  # training itself is tested elsewhere
     if tokens[0] == "doctor":
         tokens = [*tokens, "--devices=1"]  # this machine may have a single core
+    files = {"learner": "FastSAC", "robot": "a robot", "control": {"rate_hz": 50}}
+    monkeypatch.setattr("unilab_fabric.exporting.export", lambda path, folder: files)
+    monkeypatch.setattr("unilab_fabric.playback.Playing", lambda path, **options: SimpleNamespace(title="it"))
+    monkeypatch.setattr("unilab_fabric.playback.record", lambda playing, output, **options: 1)
+    monkeypatch.setattr("unilab_fabric.playback.show_in_viewer", lambda playing: None)
     if tokens[0] == "rsl_rl":  # it is understood, but the run here is not PPO's
         assert cli.main(tokens) == 2
         assert "its learner is FastSAC; allowed: a run of PPO" in capsys.readouterr().err
