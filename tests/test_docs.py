@@ -49,6 +49,7 @@ def a_folder_with_one_run(tmp_path, monkeypatch):
     write_checkpoint(tmp_path / "runs" / "my_run", cartpole_run())
     (tmp_path / "my_package.py").write_text(MY_TASK)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
 
 
 @pytest.mark.parametrize(("page", "tokens"), SHOWN, ids=[f"{page.name}: {' '.join(tokens)}" for page, tokens in SHOWN])
