@@ -65,6 +65,10 @@ def test_a_command_of_the_documents_is_understood(page, tokens, monkeypatch, cap
     monkeypatch.setattr("unilab_fabric.playback.Playing", lambda path, **options: SimpleNamespace(title="it"))
     monkeypatch.setattr("unilab_fabric.playback.record", lambda playing, output, **options: 1)
     monkeypatch.setattr("unilab_fabric.playback.show_in_viewer", lambda playing: None)
+    if tokens[0] == "motion":  # it is understood, but the file is not here
+        assert cli.main(tokens) == 2
+        assert "input is dance." in capsys.readouterr().err
+        return
     if tokens[0] == "rsl_rl":  # it is understood, but the run here is not PPO's
         assert cli.main(tokens) == 2
         assert "its learner is FastSAC; allowed: a run of PPO" in capsys.readouterr().err
