@@ -258,7 +258,7 @@ def test_a_checkpoint_of_another_task_is_refused(command, checkpoint):
         (["fit", *CARTPOLE, "--devices"], "devices is without a value; allowed: --devices VALUE"),
         (["fit", "--task=Go2JoystikFlat"], "task is Go2JoystikFlat; did you mean Go2JoystickFlat?"),
         (["fit", "--task=gymnasium:Pendulm-v1"], "task is gymnasium:Pendulm-v1; did you mean gymnasium:Pendulum-v1?"),
-        (["fit"], "task is missing; allowed: CartpoleSwingup, G1WalkFlat, Go2JoystickFlat"),
+        (["fit"], "task is missing; allowed: CartpoleSwingup, G1MotionTracking, G1WalkFlat, Go2JoystickFlat"),
         (["fit", *CARTPOLE, "--learner=FastSAK"], "learner is FastSAK; did you mean FastSAC?"),
         (["fit", *CARTPOLE, "--logger=Tensorboard"], "logger is Tensorboard; did you mean TensorBoardLogger?"),
         (

@@ -141,7 +141,7 @@ def test_every_problem_of_every_section_is_told_at_once():
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({}, "task is missing; allowed: CartpoleSwingup, G1WalkFlat, Go2JoystickFlat"),
+        ({}, "task is missing; allowed: CartpoleSwingup, G1MotionTracking, G1WalkFlat, Go2JoystickFlat"),
         ({"task": "CartpoleSwingu"}, "task is CartpoleSwingu; did you mean CartpoleSwingup?"),
         ({"task": CARTPOLE, "learner": "SAC"}, "learner is SAC; did you mean FastSAC?"),
         ({"task": CARTPOLE, "learner": "no.such.Thing"}, "learner is no.such.Thing; there is no module no"),

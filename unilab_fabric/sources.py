@@ -18,7 +18,12 @@ SHORT_FLAGS = {"devices": "training.devices"}
 BY_CLASS = "by_class"
 """Key of a section in a file that is to be laid over another: arguments for whichever class the other one names."""
 
-PRESET_OF_TASK = {"CartpoleSwingup": "cartpole", "G1WalkFlat": "sac_g1_walk_flat", "Go2JoystickFlat": "sac"}
+PRESET_OF_TASK = {
+    "CartpoleSwingup": "cartpole",
+    "G1MotionTracking": "sac_g1_motion_tracking",
+    "G1WalkFlat": "sac_g1_walk_flat",
+    "Go2JoystickFlat": "sac",
+}
 """The shipped preset a task starts from where the command line names no configuration file."""
 PRESET_OF_GYMNASIUM = "gymnasium"
 

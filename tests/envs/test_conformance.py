@@ -24,6 +24,9 @@ MAKE = {
         episode_s=0.2, noise=Go2Noise(), pushes=Go2Pushes(interval_s=0.1), randomization=Go2Randomization()
     ),
     "g1": lambda: gymnasium.make_vec("unilab_fabric/G1WalkFlat-v0", num_envs=N, num_threads=1, episode_s=0.2),
+    "g1 motion": lambda: gymnasium.make_vec(
+        "unilab_fabric/G1MotionTracking-v0", num_envs=N, num_threads=1, episode_s=0.2
+    ),
     "cartpole": lambda: gymnasium.make_vec(
         "unilab_fabric/CartpoleSwingup-v0", num_envs=N, num_threads=1, episode_s=0.4
     ),

@@ -9,7 +9,8 @@ import pytest
 
 from unilab_fabric.cli import main
 from unilab_fabric.envs import motions
-from unilab_fabric.envs.motions import Poses, angular_velocity, complete, load_motion, multiply, read_csv, resample
+from unilab_fabric.envs.motions import Poses, angular_velocity, complete, load_motion, read_csv, resample
+from unilab_fabric.envs.quaternions import multiply
 from unilab_fabric.envs.robots import g1
 from unilab_fabric.errors import UserError
 

@@ -31,7 +31,7 @@ def test_each_shipped_task_is_described_by_one_line():
     ("name", "message"),
     [
         ("CartpolSwingup", "task is CartpolSwingup; did you mean CartpoleSwingup?"),
-        ("Humanoid", "task is Humanoid; allowed: CartpoleSwingup, G1WalkFlat, Go2JoystickFlat"),
+        ("Humanoid", "task is Humanoid; allowed: CartpoleSwingup, G1MotionTracking, G1WalkFlat, Go2JoystickFlat"),
         ("nowhere.tasks.Mine", "task is nowhere.tasks.Mine; allowed: .* there is no module nowhere"),
         ("tests.envs.nowhere.Mine", "there is no module tests.envs.nowhere"),
         ("tests.envs.toy.ToyTasks", "allowed: a VectorEnv class of tests.envs.toy; did you mean ToyTask?"),

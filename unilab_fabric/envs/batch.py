@@ -116,6 +116,11 @@ class Simulations:
         readings: Array = self._batch.bind("sensordata", np.float32)[:, first.adr[0] : last.adr[0] + last.dim[0]]
         return readings
 
+    def derived(self, field: str) -> Rows:
+        """(N, ...): a live view of what MuJoCo derives (`xpos`, `cvel`, ...), as before the last physics step."""
+        values: Rows = self._batch.bind(field)
+        return values
+
     def per_simulation(self, field: str) -> Rows:
         """(N, ...): values of a model field for each simulation, live and part of the state from now on."""
         values: Rows = self._batch.expand(field)

@@ -16,6 +16,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from unilab_fabric.envs.quaternions import conjugate, multiply, of_roll_pitch_yaw
 from unilab_fabric.errors import UserError
 
 Numbers = NDArray[np.float64]
@@ -180,11 +181,7 @@ def _named_layout(path: Path, rows: list[list[str]], names: tuple[str, ...], fps
     if absent:
         raise UserError("input", path, f"its header lacks {', '.join(absent)}")
     table = _table(path, rows[1:], 2, len(header))[:, [header.index(name) for name in wanted]]
-    about = [np.zeros((len(table), 4)) for _ in range(3)]
-    for axis, turned in enumerate(about):
-        half = np.radians(table[:, 3 + axis]) / 2
-        turned[:, 0], turned[:, 1 + axis] = np.cos(half), np.sin(half)
-    quat = multiply(about[2], multiply(about[1], about[0]))
+    quat = np.asarray(of_roll_pitch_yaw(np.radians(table[:, 3:6])), np.float64)
     return Poses(fps=fps, root_pos=table[:, :3] / 100, root_quat=quat, joint_pos=np.radians(table[:, 6:]))
 
 
@@ -266,28 +263,13 @@ def angular_velocity(quat: Numbers, fps: float) -> Numbers:
     """World-frame angular velocity (T, 3) [rad/s] of a turning frame (T, 4), over two frames, at the ends over one."""
     last = len(quat) - 1
     before, after = np.maximum(np.arange(len(quat)) - 1, 0), np.minimum(np.arange(len(quat)) + 1, last)
-    conjugate = quat[before] * [1, -1, -1, -1]
-    change = multiply(quat[after], conjugate)
+    change = multiply(quat[after], conjugate(quat[before]))
     change = np.where(change[:, :1] < 0, -change, change)
     sine = np.linalg.norm(change[:, 1:], axis=1, keepdims=True)
     angle = 2 * np.arctan2(sine, change[:, :1])
     axis = np.where(sine > 1e-12, change[:, 1:] / np.maximum(sine, 1e-12), 0.0)
     velocity: Numbers = axis * angle * fps / (after - before)[:, None]
     return velocity
-
-
-def multiply(a: Numbers, b: Numbers) -> Numbers:
-    """Product of quaternions (n, 4)."""
-    w, x, y, z = a.T
-    p, q, r, s = b.T
-    parts = (
-        w * p - x * q - y * r - z * s,
-        w * q + x * p + y * s - z * r,
-        w * r - x * s + y * p + z * q,
-        w * s + x * r - y * q + z * p,
-    )
-    product: Numbers = np.stack(parts, axis=1)
-    return product
 
 
 # ---- is it a motion that the robot could make? ----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from unilab_fabric.errors import UserError, nearest
 
 TASKS = {
     "CartpoleSwingup": "unilab_fabric.envs.tasks.cartpole.CartpoleSwingup",
+    "G1MotionTracking": "unilab_fabric.envs.tasks.g1_motion.G1MotionTracking",
     "G1WalkFlat": "unilab_fabric.envs.tasks.g1_walk.G1WalkFlat",
     "Go2JoystickFlat": "unilab_fabric.envs.tasks.go2_joystick.Go2JoystickFlat",
 }

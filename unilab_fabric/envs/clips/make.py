@@ -1,8 +1,7 @@
 """Makes the shipped clips: python -m unilab_fabric.envs.clips.make [FOLDER]
 
 A clip is written as what the feet and the centre of mass do, and what the upper body does; the legs follow by inverse
-kinematics. Everything moves smoothly (a fifth-order step between two rests), and a foot that carries the robot stays where
-it is.
+kinematics. Everything moves smoothly (a fifth-order step between two rests); a foot that carries the robot stays there.
 """
 
 import sys
