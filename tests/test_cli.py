@@ -350,7 +350,7 @@ def test_evaluate_prints_a_table_and_json(capsys, monkeypatch, tmp_path, checkpo
     assert cli.main(["evaluate", "--ckpt_path=last", "--episodes=3", "--json", "out.json"]) == 0
     ((path, options),) = asked
     assert path.resolve() == checkpoint
-    assert options == {"episodes": 3, "episode_s": 10.0, "physics": "faithful", "seed": 1}
+    assert options == {"episodes": 3, "episode_s": 10.0, "physics": "faithful", "seed": 1, "overrides": {}}
     out = capsys.readouterr().out
     table, _, text = out.partition("\n")
     assert table == "return | 1.5"

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tests.offpolicy.runs import SMALL, run
+from unilab_fabric import cli
 from unilab_fabric.checkpoints import read_manifest, whole_checkpoints
 from unilab_fabric.config import resolve_run, to_plain
 from unilab_fabric.envs.registry import make_task
@@ -80,3 +81,13 @@ def test_the_table_names_what_was_judged(checkpoint):
     go2 = format_table(judge(checkpoint) | {"task": "Go2JoystickFlat", "physics": "faithful"})
     assert go2.splitlines()[0].startswith("Go2JoystickFlat, 6 episodes of at most 1 s, faithful physics, tick 60")
     assert any(line.startswith("return") for line in text.splitlines())
+
+
+def test_an_override_changes_the_task_and_is_told(checkpoint, capsys):
+    result = judge(checkpoint, overrides={"episode_s": 2.0})
+    assert result["changed"] == {"episode_s": [10.0, 1.0]}  # the length of the evaluation has the last word
+    assert "episode_s: 10.0 in the run, 1.0 here" in format_table(result)
+    arguments = ["evaluate", f"--ckpt_path={checkpoint}", "--episodes=2", "--episode_s=0.4"]
+    assert cli.main([*arguments, "--task.stagger", "true"]) == 0
+    assert cli.main([*arguments, "--task.nothing=1"]) == 2
+    assert "task.nothing is 1" in capsys.readouterr().err

@@ -128,7 +128,8 @@ class EvaluateOptions:
 
 
 def evaluate(tokens: Sequence[str]) -> int:
-    """Judge a trained policy: deterministic, on the faithful physics."""
+    """Judge a trained policy: deterministic, on the faithful physics; --task.KEY VALUE changes its task."""
+    tokens, overrides = _task_flags(tokens)
     options = _options("evaluate", EvaluateOptions, evaluate.__doc__, tokens)
     if options is None:
         return 0
@@ -137,7 +138,12 @@ def evaluate(tokens: Sequence[str]) -> int:
     from unilab_fabric import evaluation
 
     result = evaluation.evaluate(
-        path, episodes=options.episodes, episode_s=options.episode_s, physics=options.physics, seed=options.seed
+        path,
+        episodes=options.episodes,
+        episode_s=options.episode_s,
+        physics=options.physics,
+        seed=options.seed,
+        overrides=overrides,
     )
     print(evaluation.format_table(result))
     text = json.dumps(result, indent=2)
@@ -336,6 +342,18 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
 
 
 _Resolved = tuple[RunConfig, tuple[str, ...]]
+
+
+def _task_flags(tokens: Sequence[str]) -> tuple[list[str], Tree]:
+    """The tokens without those of `--task.KEY`, and the arguments of the task that these give."""
+    problems = Problems()
+    flags = parse_flags(tokens, problems, switches=["help"])
+    problems.raise_any()
+    of_task = [flag for flag in flags if flag.name.startswith("task.")]
+    others = [flag for flag in flags if flag not in of_task]
+    rest = [f"--{flag.name}" if flag.text is None else f"--{flag.name}={flag.text}" for flag in others]
+    arguments: Tree = flags_to_tree(of_task).get("task", {}).get("init_args", {})
+    return rest, arguments
 
 
 Options = TypeVar("Options")

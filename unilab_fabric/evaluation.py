@@ -1,6 +1,7 @@
 """What a policy is worth: deterministic episodes on the faithful physics."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,35 @@ from unilab_fabric.envs.registry import make_task, task_class
 from unilab_fabric.envs.vector_env import TaskEnv
 from unilab_fabric.learners.learner import Replicated
 from unilab_fabric.policies import trained_learner
+from unilab_fabric.sources import overlay
 
 _Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
 _NAMES = {"r": "return", "l": "length"}
 
 
-def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, seed: int) -> dict[str, Any]:
+def evaluate(
+    ckpt_path: Path,
+    *,
+    episodes: int,
+    episode_s: float,
+    physics: str,
+    seed: int,
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Runs `episodes` environments, each for one episode of at most `episode_s` [s], with the policy's mean actions.
 
-    The task keeps the settings of the run but for its physics, its length and its number of environments. Returns
-    plain values: what was evaluated, and for each figure the mean over episodes and the bounds of its 95% interval.
-    Raises UserError for a checkpoint that cannot be read.
+    The task keeps the settings of the run but for its physics, its length and its number of environments, and for
+    `overrides`, arguments of the task. Returns plain values: what was evaluated, what of the task was changed, and for
+    each figure the mean over episodes and the bounds of its 95% interval. Raises UserError for a checkpoint that cannot
+    be read, UserErrors for overrides that the task does not take.
     """
     manifest = read_manifest(ckpt_path)
     verify(ckpt_path)
-    config = resolve_run(saved_config(ckpt_path))
+    saved = saved_config(ckpt_path)
+    config = resolve_run(overlay(saved, {"task": {"init_args": dict(overrides or {})}}))
     judged = _judging(config.task.class_path, episodes, episode_s, physics)
-    env = make_task(config.task.class_path, config.task.init_args | judged, seed=seed, num_threads=0)
+    settings = config.task.init_args | judged
+    env = make_task(config.task.class_path, settings, seed=seed, num_threads=0)
     learner = trained_learner(ckpt_path, config, env.task_spec())
     figures = first_episodes(env, learner, seed)
     return {
@@ -43,6 +56,7 @@ def evaluate(ckpt_path: Path, *, episodes: int, episode_s: float, physics: str, 
         "episodes": episodes,
         "episode_s": judged.get("episode_s"),
         "seed": seed,
+        "changed": _changes(resolve_run(saved).task.init_args, settings),
         "figures": {_NAMES.get(name, name): _summary(values) for name, values in figures.items()},
     }
 
@@ -52,6 +66,13 @@ def _judging(task: str, episodes: int, episode_s: float, physics: str) -> dict[s
     wanted = {"num_envs": episodes, "episode_s": episode_s, "physics": physics, "stagger": False}
     settings = argument_types(task_class(task))
     return {name: value for name, value in wanted.items() if name in settings}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Arguments of the task that differ from the run's, by name: the run's value and this one's."""
+    names = sorted((before.keys() | now.keys()) - {"num_envs"})
+    pairs = {name: [before.get(name), now.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 @torch.no_grad()
@@ -85,7 +106,9 @@ def format_table(result: dict[str, Any]) -> str:
     physics = "" if result["physics"] is None else f"{result['physics']} physics, "
     trained = f"tick {result['tick']} ({result['env_steps']:,} env steps)"
     title = f"{result['task']}, {result['episodes']} episodes{length}, {physics}{trained}"
-    return "\n".join([title, "", *lines])
+    changes = [f"  {name}: {before} in the run, {now} here" for name, (before, now) in result["changed"].items()]
+    told = ["not as in the run:", *changes, ""] if changes else []
+    return "\n".join([title, "", *told, *lines])
 
 
 def _summary(values: NDArray[Any]) -> dict[str, float]:
