@@ -75,14 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def fit(tokens: Sequence[str]) -> int:
     """Train a policy."""
-    from unilab_fabric.launch.preflight import NUMPY_VARIABLES, preflight
+    from unilab_fabric.launch.preflight import NUMPY_VARIABLES, preflight, without_graphics
 
     os.environ.update(NUMPY_VARIABLES)  # before NumPy is loaded
-    resolved = _resolve_run("fit", tokens)
-    if resolved is None:
-        return 0
-    config, notes = resolved
-    plan = preflight(config, notes)
+    with without_graphics():
+        resolved = _resolve_run("fit", tokens)
+        if resolved is None:
+            return 0
+        config, notes = resolved
+        plan = preflight(config, notes)
     from unilab_fabric.launch.job import run_job
 
     return run_job(config, plan)
@@ -90,12 +91,13 @@ def fit(tokens: Sequence[str]) -> int:
 
 def doctor(tokens: Sequence[str]) -> int:
     """Say what a run would use, or why it cannot start; takes the arguments of fit."""
-    resolved = _resolve_run("doctor", tokens, default_preset="sac")
-    if resolved is None:
-        return 0
-    from unilab_fabric.launch.preflight import banner, preflight
+    from unilab_fabric.launch.preflight import banner, preflight, without_graphics
 
-    print(banner(preflight(*resolved)))
+    with without_graphics():
+        resolved = _resolve_run("doctor", tokens, default_preset="sac")
+        if resolved is None:
+            return 0
+        print(banner(preflight(*resolved)))
     versions = [f"{name} {version(name)}" for name in ("torch", "lightning", "mujoco", "mjbatch", "gymnasium", "numpy")]
     print(f"  versions   python {platform.python_version()}, {', '.join(versions)}")
     return 0

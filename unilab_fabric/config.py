@@ -66,6 +66,9 @@ class TrainingConfig:
     pause_timeout_s: float = 3600.0
     """Seconds [s] the ranks wait for one that is inside a hook or compiles its kernels before the job ends with an
     error; a line says for whom they wait."""
+    play_after: bool = False
+    """After a completed run, film its policy into the run's `play/`, once all ranks have left the process group; where
+    nothing can be drawn a warning says why."""
     cuda_graphs: bool = True
     """On CUDA, replay the updates of a tick as one graph; where that is not possible a line says so and they run one
     kernel after the other, as they do with false. With debug_collectives they always do."""

@@ -85,3 +85,12 @@ def test_a_stopped_rank_is_named(tmp_path):
         os.kill(job.training(2)["rank 1"], signal.SIGSTOP)
         assert job.wait(30) != 0
         assert "rank 1" in job.failure()["reason"]
+
+
+def test_a_run_whose_film_cannot_be_made_completes_with_a_warning(tmp_path):
+    no_graphics = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "MUJOCO_GL": "nonsense"}
+    arguments = ["--devices=2", "--training.max_env_steps=320", "--training.play_after=true"]
+    with Job(tmp_path, *arguments, small=SMALL, environment=no_graphics) as job:
+        assert job.wait() == 0, job.text()
+        assert job.summary()["status"] == "completed"
+        assert "warning: no film was made: " in job.text()

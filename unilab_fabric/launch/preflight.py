@@ -4,7 +4,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from unilab_fabric.errors import Problems, UserError
 from unilab_fabric.launch.affinity import cgroup_folders
 from unilab_fabric.launch.devices import Topology, resolve_topology
 from unilab_fabric.learners.learner import Storage
+from unilab_fabric.loop.collector import NO_GRAPHICS
 from unilab_fabric.spaces import TaskSpec
 
 NUMPY_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}
@@ -147,6 +149,19 @@ def task_spec(config: RunConfig) -> TaskSpec:
     spec = task.task_spec()
     task.close()
     return replace(spec, num_envs=num_envs) if isinstance(num_envs, int) else spec
+
+
+@contextmanager
+def without_graphics() -> Iterator[None]:
+    """MuJoCo loaded within it has no renderer, which a run does not need and a machine may lack."""
+    before = os.environ.get("MUJOCO_GL")
+    os.environ["MUJOCO_GL"] = NO_GRAPHICS
+    try:
+        yield
+    finally:
+        del os.environ["MUJOCO_GL"]
+        if before is not None:
+            os.environ["MUJOCO_GL"] = before
 
 
 def library_variables(topology: Topology, deterministic: bool) -> dict[str, str]:

@@ -4,6 +4,7 @@ No torch at the top: the collector starts while its rank is still loading it.
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from unilab_fabric.checkpoints import envs_to_resume, sweep
 from unilab_fabric.config import RunConfig, load_run_config
 from unilab_fabric.launch.devices import Topology, load_topology
 from unilab_fabric.launch.failure import FailedAt, Failure, failure_of, record, show
-from unilab_fabric.launch.preflight import library_variables
+from unilab_fabric.launch.preflight import library_variables, without_graphics
 from unilab_fabric.launch.signals import StopSignals
 from unilab_fabric.launch.supervisor import Report
 from unilab_fabric.lifeline import die_with_parent
@@ -22,14 +23,24 @@ from unilab_fabric.loop.collector import Collector, CollectorConfig
 
 CONFIG = "config.yaml"
 _SAME_SIGNAL_S = 2.0
+_FILM_S = 300.0
+_PLAY = """
+import sys
+from unilab_fabric.lifeline import die_with_parent
+die_with_parent(int(sys.argv[1]))
+from unilab_fabric.cli import main
+sys.exit(main(["play", "--ckpt_path", sys.argv[2]]))
+"""
 
 
 def main(argv: Sequence[str]) -> int:
     """A rank that our launcher started, with the arguments that `rank_command` lists."""
     launcher, folder, pipe, started_at, topology = argv
     die_with_parent(int(launcher))
+    with without_graphics():
+        config = load_run_config(Path(folder) / CONFIG)
     return run_rank(
-        load_run_config(Path(folder) / CONFIG),
+        config,
         load_topology(topology, local_rank=int(os.environ["LOCAL_RANK"])),
         Path(folder),
         Report(int(pipe)),
@@ -91,9 +102,24 @@ def run_rank(
     from unilab_fabric.launch.strategy import close_fabric
 
     close_fabric()
+    if config.training.play_after and topology.rank == 0 and status == 0:
+        _film(folder)
     if report is not None:
         report.done(status)
     return status
+
+
+def _film(folder: Path) -> None:
+    """A film of the newest checkpoint, by a process of its own: graphics that fail must not fail a run."""
+    command = [sys.executable, "-c", _PLAY, str(os.getpid()), str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FILM_S, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"warning: no film was made within {_FILM_S:.0f} s", file=sys.stderr)
+        return
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    told = said[-1] if said else f"play ended with status {done.returncode}"
+    print(told if done.returncode == 0 else f"warning: no film was made: {told}", file=sys.stderr, flush=True)
 
 
 def _leave(failure: Failure, folder: Path, *, told: bool) -> NoReturn:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # the learner's side needs no environment
 
 NONFINITE = "nonfinite"
 """Folder of the run that takes what is found of values that are not finite."""
+NO_GRAPHICS = "off"
+"""Value of MUJOCO_GL with which MuJoCo loads no renderer."""
 _EXIT_GRACE_S = 2.0
 
 
@@ -204,11 +206,11 @@ def _on_signal(number: int, _: object) -> None:
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a collector: none that speak of ranks or GPUs, one thread in every numerical library."""
+    """The variables of a collector: none of ranks, GPUs or graphics, one thread in every numerical library."""
     ranks = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {name: value for name, value in inherited.items() if name not in ranks}
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return kept | one_thread | {"CUDA_VISIBLE_DEVICES": ""}
+    return kept | one_thread | {"CUDA_VISIBLE_DEVICES": "", "MUJOCO_GL": NO_GRAPHICS}
 
 
 def main(argv: Sequence[str]) -> int:
