@@ -18,6 +18,7 @@ from unilab_fabric.config import CheckpointConfig
 from unilab_fabric.errors import UserError
 from unilab_fabric.hooks.hook import Hook
 from unilab_fabric.learners.flash_sac.config import FlashSAC
+from unilab_fabric.learners.ppo.config import PPO
 from unilab_fabric.learners.skips import SkippedSteps
 from unilab_fabric.loop.collector import CollectorFailed
 from unilab_fabric.loop.nonfinite import NonfiniteUpdates
@@ -455,7 +456,11 @@ def keys_of(path):
 def test_the_page_on_checkpoints_lists_everything_that_is_in_one(tmp_path, straight):
     go2 = {"num_envs": 8, "randomization": {}, "noise": {}, "pushes": {}}
     run(tmp_path, 6, task="Go2JoystickFlat", init_args=go2)
-    folders = [tmp_path, *(straight[variant][2] for variant in ("n-step", "FlashSAC"))]
+    ppo = PPO(actor_hidden=(8,), critic_hidden=(8,), num_steps_per_env=6)
+    run(tmp_path / "walk", 6, task="G1WalkFlat", learner=ppo)
+    run(tmp_path / "track", 6, task="G1MotionTracking")
+    others = (straight[variant][2] for variant in ("n-step", "FlashSAC"))
+    folders = [tmp_path, tmp_path / "walk", tmp_path / "track", *others]
     held = set().union(*(keys_of(whole_checkpoints(folder)[-1]) for folder in folders))
     rows = documented()
     matches = {
