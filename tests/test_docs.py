@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -62,9 +63,10 @@ def test_a_command_of_the_documents_is_understood(page, tokens, monkeypatch, cap
         tokens = [*tokens, "--devices=1"]  # this machine may have a single core
     files = {"learner": "FastSAC", "robot": "a robot", "control": {"rate_hz": 50}}
     monkeypatch.setattr("unilab_fabric.exporting.export", lambda path, folder: files)
-    monkeypatch.setattr("unilab_fabric.playback.Playing", lambda path, **options: SimpleNamespace(title="it"))
-    monkeypatch.setattr("unilab_fabric.playback.record", lambda playing, output, **options: 1)
-    monkeypatch.setattr("unilab_fabric.playback.show_in_viewer", lambda playing: None)
+    monkeypatch.setattr("unilab_fabric.play.playing.Playing", lambda path, **options: SimpleNamespace(title="it"))
+    monkeypatch.setattr("unilab_fabric.play.film.record", lambda playing, output, **options: 1)
+    monkeypatch.setattr("unilab_fabric.play.window.show", lambda playing, seconds: None)
+    monkeypatch.setattr("unilab_fabric.play.web.WebView", lambda playing, **options: MagicMock())
     if tokens[0] == "motion":  # it is understood, but the file is not here
         assert cli.main(tokens) == 2
         assert "input is dance." in capsys.readouterr().err
