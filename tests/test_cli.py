@@ -268,7 +268,7 @@ def test_a_checkpoint_of_another_task_is_refused(command, checkpoint):
         (["fit", *CARTPOLE, "--ckpt_path=last"], "ckpt_path is last; there is no checkpoint under runs"),
         (
             ["fit", *CARTPOLE, "--ckpt_path=nowhere"],
-            "ckpt_path is nowhere; allowed: last, a checkpoint's folder, or the folder of a run with one",
+            "ckpt_path is nowhere; allowed: last, best, a checkpoint's folder, or the folder of a run with one",
         ),
         (
             ["fit", *CARTPOLE, "--learner.replay_ticks=2"],
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_another_task_is_refused(command, checkpoint):
         (["evaluate"], "ckpt_path is missing; allowed: a text"),
         (
             ["evaluate", "--ckpt_path=nowhere"],
-            "ckpt_path is nowhere; allowed: last, a checkpoint's folder, or the folder of a run with one",
+            "ckpt_path is nowhere; allowed: last, best, a checkpoint's folder, or the folder of a run with one",
         ),
         (["evaluate", "--ckpt_path=last", "--episodes=0"], "episodes is 0; allowed: 1 or more"),
         (["evaluate", "--ckpt_path=last", "--json=no/a"], "json is no/a; allowed: a file in a folder that is there"),

@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unilab_fabric.config import SECTIONS
 from unilab_fabric.errors import UserError
+from unilab_fabric.evaluations import best_evaluation
 
 if TYPE_CHECKING:  # the command line looks for checkpoints before torch is loaded
     from torch import Tensor
@@ -29,6 +30,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 REPLICATED = "replicated.pt"
 _TEMPORARY = ".partial"
+_WORDS = ("last", "best")
 _CHUNK = 1 << 24
 
 Layouts = Mapping[str, Sequence[Sequence[Any]]]
@@ -93,26 +95,43 @@ def newest_run(log_root: Path) -> Path | None:
 
 
 def find_checkpoint(ckpt_path: str, *, log_root: Path, run_name: str | None) -> Path:
-    """The checkpoint that `ckpt_path` means: a checkpoint's folder, a run's folder (its newest), or `last`.
+    """The checkpoint that `ckpt_path` means: a checkpoint's folder, a run's folder (its newest), `last` or `best`.
 
-    `last` is the newest whole checkpoint of the run `run_name`, or of the newest run under `log_root`.
-    Raises UserError where there is none.
+    `last` is the newest whole checkpoint of the run `run_name`, or of the newest run under `log_root`; `best` is that
+    run's best one. Behind a run's folder both mean that run's. Raises UserError where there is none.
     """
-    if ckpt_path == "last":
-        run = log_root / run_name if run_name else newest_run(log_root)
-        found = whole_checkpoints(run) if run else []
-        if not found:
-            raise UserError("ckpt_path", "last", f"there is no checkpoint under {run or log_root}")
-        return found[-1]
     path = Path(ckpt_path)
+    if path.name in _WORDS and not path.exists():
+        given = len(path.parts) > 1
+        run = path.parent if given else log_root / run_name if run_name else newest_run(log_root)
+        found = whole_checkpoints(run) if run else []
+        if run is None or not found:
+            raise UserError("ckpt_path", ckpt_path, f"there is no checkpoint under {run or log_root}")
+        return found[-1] if path.name == "last" else best_checkpoint(run)
     if path.suffix == _TEMPORARY:
         raise UserError("ckpt_path", path, f"it was never finished; {_offer(path)}")
     if (path / MANIFEST).is_file() or (path.is_dir() and _is_checkpoint_name(path.name)):
         return path
     found = whole_checkpoints(path)
     if not found:
-        raise UserError("ckpt_path", ckpt_path, "allowed: last, a checkpoint's folder, or the folder of a run with one")
+        raise UserError(
+            "ckpt_path", ckpt_path, "allowed: last, best, a checkpoint's folder, or the folder of a run with one"
+        )
     return found[-1]
+
+
+def best_checkpoint(run_folder: Path) -> Path:
+    """A run's best checkpoint: by its evaluations, where it has been evaluated, else by `Train/mean_reward`.
+
+    Raises UserError where none is known.
+    """
+    evaluation = best_evaluation(run_folder)
+    newest = whole_checkpoints(run_folder)[-1:]
+    name = evaluation["checkpoint"] if evaluation else newest and read_manifest(newest[0]).get("best")
+    if not name or not (run_folder / "checkpoints" / name).is_dir():
+        raise UserError("ckpt_path", "best", f"no best checkpoint is known of {run_folder}; allowed: last")
+    path: Path = run_folder / "checkpoints" / name
+    return path
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -126,9 +145,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def verify(path: Path) -> None:
-    """Reads every file of a checkpoint once. Raises UserError, as `read_manifest` does, for one that is damaged."""
-    problem = _problem(path)
+def verify(path: Path, *names: str) -> None:
+    """Reads files of a checkpoint once, all of them where none is named.
+
+    Raises UserError, as `read_manifest` does, for one that is damaged.
+    """
+    problem = _problem(path, names)
     if problem:
         raise UserError("ckpt_path", path, f"{problem}; {_offer(path)}")
 
@@ -189,11 +211,11 @@ def _is_fingerprint(listed: object) -> bool:
     return isinstance(listed, list) and len(listed) == 2 and all(type(number) is int for number in listed)
 
 
-def _problem(path: Path) -> str:
-    """What is wrong with a checkpoint, all of its files read; "" for nothing."""
+def _problem(path: Path, names: Collection[str] = ()) -> str:
+    """What is wrong with a checkpoint, these of its files read, or all of them; "" for nothing."""
     manifest, problem = _look_at_manifest(path)
     for name, listed in manifest.get("files", {}).items():
-        if fingerprint(path / name) != tuple(listed):
+        if (not names or name in names) and fingerprint(path / name) != tuple(listed):
             return f"{name} is damaged: its CRC-32 is not the one in {MANIFEST}"
     return problem
 

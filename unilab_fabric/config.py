@@ -103,7 +103,7 @@ class CheckpointConfig:
     keep_last: int = 2
     """Newest checkpoints kept."""
     keep_best: bool = True
-    """Keep the checkpoint with the best Train/mean_reward besides the newest ones."""
+    """Keep the best checkpoint besides the newest ones: by its evaluation, or Train/mean_reward where none is made."""
     replay: bool = True
     """Save each rank's replay, so that a resumed run continues bit for bit."""
 
@@ -112,6 +112,29 @@ class CheckpointConfig:
             raise UserError("checkpoint.every", self.every, "allowed: 0 or more ticks")
         if self.keep_last < 1:
             raise UserError("checkpoint.keep_last", self.keep_last, "allowed: 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How checkpoints are judged beside the training: deterministic, each by the same episodes."""
+
+    episodes: int = 0
+    """Episodes of each evaluation; 0 judges nothing. The best checkpoint is then the one with the best mean return."""
+    episode_s: float = 10.0
+    """Length of an episode [s], where the task has such a setting."""
+    physics: Literal["faithful", "fast"] = "faithful"
+    """Physics to judge on, where the task has a choice."""
+    seed: int = 1
+    """Seed of the episodes."""
+    patience_s: float = 300.0
+    """Seconds [s] that a completed run waits for its last evaluation."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 0:
+            raise UserError("evaluation.episodes", self.episodes, "allowed: 0 or more")
+        for name in ("episode_s", "patience_s"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"evaluation.{name}", getattr(self, name), "allowed: more than 0 seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +153,9 @@ class JobConfig:
     """Seed of the job; rank r uses seed + r."""
     training: TrainingConfig = TrainingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     ckpt_path: str | None = None
-    """Checkpoint to continue from: a folder, or `last` for the newest whole one of the run."""
+    """Checkpoint to continue from: a folder, or `last` or `best` for that one of the run."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32 - 2**16:

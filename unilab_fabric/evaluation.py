@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from unilab_fabric.arguments import argument_types
-from unilab_fabric.checkpoints import read_manifest, saved_config, verify
+from unilab_fabric.checkpoints import REPLICATED, read_manifest, saved_config, verify
 from unilab_fabric.config import resolve_run
 from unilab_fabric.envs.registry import make_task, task_class
 from unilab_fabric.envs.vector_env import TaskEnv
@@ -30,21 +30,23 @@ def evaluate(
     physics: str,
     seed: int,
     overrides: Mapping[str, Any] | None = None,
+    num_threads: int = 0,
 ) -> dict[str, Any]:
     """Runs `episodes` environments, each for one episode of at most `episode_s` [s], with the policy's mean actions.
 
     The task keeps the settings of the run but for its physics, its length and its number of environments, and for
     `overrides`, arguments of the task. Returns plain values: what was evaluated, what of the task was changed, and for
-    each figure the mean over episodes and the bounds of its 95% interval. Raises UserError for a checkpoint that cannot
+    each figure the mean over episodes and the bounds of its 95% interval. `num_threads` are those of physics, 0 for one
+    on each core. Raises UserError for a checkpoint that cannot
     be read, UserErrors for overrides that the task does not take.
     """
     manifest = read_manifest(ckpt_path)
-    verify(ckpt_path)
+    verify(ckpt_path, REPLICATED)
     saved = saved_config(ckpt_path)
     config = resolve_run(overlay(saved, {"task": {"init_args": dict(overrides or {})}}))
     judged = _judging(config.task.class_path, episodes, episode_s, physics)
     settings = config.task.init_args | judged
-    env = make_task(config.task.class_path, settings, seed=seed, num_threads=0)
+    env = make_task(config.task.class_path, settings, seed=seed, num_threads=num_threads)
     learner = trained_learner(ckpt_path, config, env.task_spec())
     figures = first_episodes(env, learner, seed)
     return {

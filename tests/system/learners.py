@@ -88,3 +88,26 @@ class CountingLogger(Logger):
 
     def log_hyperparams(self, *args, **kwargs):
         pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collapsing(FastSAC):
+    """FastSAC whose policy is made to be one thing: better with every update, up to the one of its collapse."""
+
+    collapse_at: int = 60
+    """Update at which the policy becomes the worst there is."""
+
+    def build(self, spec, device, precision, ranks, seed, total_updates):
+        learner = super().build(spec, device, precision, ranks, seed, total_updates)
+        head, update = learner.actor.net.head, learner.update
+
+        def made_up(batch, index):
+            update(batch, index)
+            updates = int(learner._updates)
+            with torch.no_grad():
+                head.weight.zero_()
+                head.bias.zero_()
+                head.bias[..., 0] = updates / self.collapse_at if updates <= self.collapse_at else -3.0
+
+        learner.update = made_up
+        return learner

@@ -148,3 +148,15 @@ class Poisoned(CartpoleSwingup):
         super()._observe(ids, actor, critic)
         if self._steps == 30 and isinstance(ids, slice) and self._poison in ("actor", "critic"):
             {"actor": actor, "critic": critic}[self._poison][3, 0] = np.inf
+
+
+class Pushed(CartpoleSwingup):
+    """Rewards the push itself: an action's worth is known beforehand."""
+
+    def advance(self, action):
+        self._push = action[:, 0].copy()
+        super().advance(action)
+
+    def _evaluate(self):
+        super()._evaluate()
+        self.terms[0], self.terms[1] = self._push, 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from unilab_fabric.arguments import Tree
-from unilab_fabric.checkpoints import find_checkpoint, read_manifest, saved_config
+from unilab_fabric.checkpoints import find_checkpoint, saved_config, verify
 from unilab_fabric.commands.options import command_options
 from unilab_fabric.config import resolve_run
 from unilab_fabric.errors import Problems, UserError
@@ -54,7 +54,7 @@ def evaluate(tokens: Sequence[str]) -> int:
     if options is None:
         return 0
     path = find_checkpoint(options.ckpt_path, log_root=Path("runs"), run_name=None)
-    read_manifest(path)
+    verify(path)
     from unilab_fabric import evaluation
 
     result = evaluation.evaluate(

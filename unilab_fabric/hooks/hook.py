@@ -43,6 +43,8 @@ class Run(Protocol):
     """Optimiser steps skipped for a non-finite gradient, up to the newest report."""
     rank_figures: Sequence[RankFigures]
     """Figures of the newest interval, by rank."""
+    kept: set[Path]
+    """Checkpoints that are not to be removed, whatever their age; a hook's to set."""
 
     def stop(self, reason: str) -> None:
         """Ends the run on all ranks at the next report, with this reason; a checkpoint is written."""

@@ -40,11 +40,15 @@ class MetricsLogger(Hook):
 
     @override
     def on_log(self, run: Run, metrics: Mapping[str, float]) -> None:
-        self._raise_any()
-        self._reports.put((dict(metrics), run.env_steps))
+        self.log(metrics, run.env_steps)
         if not self._ready.is_set() and time.monotonic() > self._notice_at:
             self._notice_at = float("inf")
             self._warn(f"has not started within {_NOTICE_S:.0f} s; training goes on, and its reports wait")
+
+    def log(self, metrics: Mapping[str, float], env_steps: int) -> None:
+        """Hands over figures that belong to so many environment steps of the job."""
+        self._raise_any()
+        self._reports.put((dict(metrics), env_steps))
 
     @override
     def on_end(self, run: Run, status: str) -> None:

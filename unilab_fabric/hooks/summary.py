@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from unilab_fabric.evaluations import best_evaluation
 from unilab_fabric.hooks.hook import Hook, RankFigures, Run
 
 SUMMARY = "run_summary.json"
@@ -66,6 +67,7 @@ class Summary(Hook):
             "first_tick_s": run.first_tick_at and run.first_tick_at - self._started_at,
             "wall_s": time.time() - self._started_at,
             "ranks": ranks,
+            "best_evaluation": best_evaluation(run.folder),
             "metrics": self._metrics,
         } | self._fixed
 

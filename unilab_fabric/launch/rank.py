@@ -5,7 +5,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from lightning.fabric import Fabric
 from unilab_fabric.checkpoints import read_manifest
 from unilab_fabric.config import RunConfig, build_learner_config, to_plain
 from unilab_fabric.errors import UserError
+from unilab_fabric.hooks.evaluation import PeriodicEvaluation
 from unilab_fabric.hooks.hook import Hook, HookFailed, Hooks
 from unilab_fabric.hooks.metrics import MetricsLogger, build_logger
 from unilab_fabric.hooks.progress import Progress
@@ -65,8 +66,7 @@ def train_rank(
     signals.stop_through(lambda number: runner.stop(signal.Signals(number).name, number))
     try:
         runner.run()
-        with ranks.doing("in the hooks' on_end", "pauses"):
-            hooks.on_end(runner, "stopped" if runner.stop_code else "completed")
+        runner.finish()
         ranks.barrier("end of the run")
         runner.close()
     except Exception as error:
@@ -143,7 +143,7 @@ def _build(
         collector,
         folder=folder,
         training=config.training,
-        checkpoint=config.checkpoint,
+        checkpoint=replace(config.checkpoint, keep_best=config.checkpoint.keep_best and not config.evaluation.episodes),
         manifest={"config": to_plain(config)},
         seed=config.seed,
         precision=set_precision(settings.auto_precision if precision == "auto" else precision, device),
@@ -173,8 +173,12 @@ def _rank_zero_hooks(config: RunConfig, topology: Topology, folder: Path, starte
     figures = asdict(topology) | {"world_size": topology.world_size}
     purge_step = read_manifest(Path(config.ckpt_path))["env_steps"] + 1 if config.ckpt_path else None
     name, build = config.logger.class_path.rpartition(".")[2], partial(build_logger, config.logger, folder, purge_step)
-    return [
-        Progress(),
-        MetricsLogger(name, build),
-        Summary(figures, config.seed, started_at),
-    ]
+    logger = MetricsLogger(name, build)
+    judge = PeriodicEvaluation(
+        config.evaluation,
+        cpus=sorted({cpu for cpus in topology.cpus for cpu in cpus}) if topology.pinned else None,
+        keep_best=config.checkpoint.keep_best,
+        report=logger.log,
+    )
+    summary = Summary(figures, config.seed, started_at)
+    return [Progress(), *([judge] if config.evaluation.episodes else []), logger, summary]

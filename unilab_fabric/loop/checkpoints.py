@@ -1,7 +1,7 @@
 """What a checkpoint of an off-policy run holds: written by all ranks together, continued from by each."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,8 +122,8 @@ class RunCheckpoints:
         every = self._settings.every
         return every > 0 and tick // every > (tick - ticks) // every
 
-    def save(self, progress: Progress) -> Path:
-        """Writes a checkpoint of this moment, with all ranks, and prunes the old ones; returns its folder."""
+    def save(self, progress: Progress, kept: Collection[Path] = ()) -> Path:
+        """Writes a checkpoint of this moment, with all ranks, prunes the old ones but `kept`; returns its folder."""
         self._refuse_bad_state(progress.tick)
         writer = CheckpointWriter(self._folder, progress.tick)
         self._compare_score(writer.final.name)
@@ -136,10 +136,24 @@ class RunCheckpoints:
         if self._ranks.rank == 0:
             counters = {"tick": progress.tick, "env_steps": progress.env_steps, "updates": self._counter.updates}
             replay = {"num_envs": self._num_envs, "replay_ticks": self._replay_ticks()}
-            figures = {"score": self.score, "train_s": progress.train_s}
+            best = self._best and self._best[1]
+            figures = {"score": self.score, "best": best, "train_s": progress.train_s}
             writer.close(self._manifest | counters | replay | figures, files)
-            self._prune(progress.tick)
+            self.prune(progress.tick, kept)
         return writer.final
+
+    def prune(self, tick: int, others: Collection[Path] = ()) -> None:
+        """Keeps the newest ones, the best and `others`; those after `tick` are of a course that this run has left.
+
+        Rank 0 does it.
+        """
+        if self._ranks.rank > 0:
+            return
+        own = [path for path in whole_checkpoints(self._folder) if tick_of(path) <= tick]
+        kept = {*own[-self._settings.keep_last :], *others}
+        if self._settings.keep_best and self._best is not None:
+            kept.add(self._folder / "checkpoints" / self._best[1])
+        prune(self._folder, kept)
 
     def _compare_score(self, name: str) -> None:
         """Notes the checkpoint that is about to be written, if none before it had such a score."""
@@ -312,11 +326,3 @@ class RunCheckpoints:
             "since_start": tensor_of(self._reporter.since_start),
             "best": self._best and list(self._best),
         }
-
-    def _prune(self, tick: int) -> None:
-        """Keeps the newest ones and the best; those after `tick` are of a course that this run has left."""
-        own = [path for path in whole_checkpoints(self._folder) if tick_of(path) <= tick]
-        kept = set(own[-self._settings.keep_last :])
-        if self._settings.keep_best and self._best is not None:
-            kept.add(self._folder / "checkpoints" / self._best[1])
-        prune(self._folder, kept)

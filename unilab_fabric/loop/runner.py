@@ -59,6 +59,7 @@ class Runner(ABC):
         self.rank_figures: Sequence[RankFigures] = ()
         self.first_tick_at: float | None = None
         self.skipped_updates = 0
+        self.kept: set[Path] = set()
         self._training = training
         self._checkpoints = checkpoints
         self._collector = collector
@@ -99,6 +100,12 @@ class Runner(ABC):
                 self._save()
         self._vote.close()
         self._save()
+
+    def finish(self) -> None:
+        """Has the hooks end, and removes the checkpoints that none of them keeps any longer."""
+        with self._ranks.doing("in the hooks' on_end", "pauses"):
+            self._hooks.on_end(self, "stopped" if self.stop_code else "completed")
+            self._checkpoints.prune(self.tick, self.kept)
 
     @abstractmethod
     def advance(self) -> None:
@@ -162,7 +169,8 @@ class Runner(ABC):
             self._hooks.on_log(self, report.metrics)
 
     def _save(self) -> None:
-        path = self._checkpoints.save(Progress(tick=self.tick, env_steps=self.env_steps, train_s=self.train_s))
+        progress = Progress(tick=self.tick, env_steps=self.env_steps, train_s=self.train_s)
+        path = self._checkpoints.save(progress, self.kept)
         with self._in_hooks("on_checkpoint"):
             self._hooks.on_checkpoint(self, path)
 
