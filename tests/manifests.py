@@ -20,7 +20,7 @@ def write_checkpoint(run_folder, config, *, env_steps=480, world_size=1):
         "env_steps": env_steps,
         "updates": 20,
         "world_size": world_size,
-        "num_envs": 64,
+        "num_envs": config.task.init_args["num_envs"],
         "replay_ticks": 0,
         "seed": config.seed,
     }

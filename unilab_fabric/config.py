@@ -5,8 +5,8 @@ Loads neither torch nor Lightning: the command line must answer within a second.
 """
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +46,9 @@ class TrainingConfig:
     fast bf16 instructions, else 32-true; tf32 is for CUDA and rounds the factors of float32 products to ten bits."""
     max_env_steps: int = 2_000_000
     """Environment steps of the job, all ranks together; the run ends at the first tick that reaches it."""
+    batch: Literal["per_rank", "job"] = "per_rank"
+    """Whether task.num_envs and the learner's batch_size are each rank's, so that more ranks mean more of them, or the
+    job's, which the ranks divide among them."""
     log_root: str = "runs"
     """Folder that holds the run folders."""
     run_name: str | None = None
@@ -284,6 +287,33 @@ def build_learner_config(learner: ClassConfig) -> "LearnerConfig":
     """The learner's own configuration from the resolved one."""
     settings: LearnerConfig = build(section_class("learner", learner.class_path), learner.init_args)
     return settings
+
+
+def of_each_rank(config: RunConfig, world_size: int) -> RunConfig:
+    """The run with the sizes of one rank: those of the job divided, where `training.batch` is job.
+
+    Raises UserErrors where ranks would get unequal shares.
+    """
+    if config.training.batch == "per_rank" or world_size == 1:
+        return config
+    problems = Problems()
+    learner = section_class("learner", config.learner.class_path)
+    task = _divided("task", config.task, ("num_envs",), world_size, problems)
+    shared: tuple[str, ...] = learner.job_sizes  # type: ignore[attr-defined]
+    divided = _divided("learner", config.learner, shared, world_size, problems)
+    problems.raise_any()
+    return replace(config, task=task, learner=divided)
+
+
+def _divided(
+    section: str, of_job: ClassConfig, names: Iterable[str], world_size: int, problems: Problems
+) -> ClassConfig:
+    sizes = {name: size for name in names if isinstance(size := of_job.init_args.get(name), int)}
+    for name, size in sizes.items():
+        if size % world_size:
+            told = f"training.batch is job; allowed: a multiple of {world_size}, the number of ranks"
+            problems.add(f"{section}.{name}", size, told)
+    return replace(of_job, init_args={**of_job.init_args, **{name: n // world_size for name, n in sizes.items()}})
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:

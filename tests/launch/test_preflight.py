@@ -70,6 +70,27 @@ def test_a_plan_holds_sizes_per_rank_and_the_banner_those_of_the_job(tmp_path):
     assert any("rank 1: " in line and line.endswith("held to them") for line in lines)
 
 
+@MANY_CORES
+def test_sizes_of_the_job_are_divided_among_the_ranks():
+    plan = preflight(run(devices=2, batch="job"))
+    lines = [" ".join(line.split()) for line in banner(plan).splitlines()]
+    assert "environments 8 16" in lines
+    assert "batch size 16 32" in lines
+    assert "transitions in replay 800 1,600" in lines
+    assert "length 63 ticks; critic updates in each: 2" in lines  # as with one rank
+    assert "note the sizes that were given are the job's, divided among 2 ranks" in lines
+    alone = banner(preflight(run(devices=1, batch="job")))
+    assert "the job's" not in alone
+
+
+@MANY_CORES
+def test_sizes_of_the_job_that_do_not_divide_are_told_at_once():
+    assert problems(run(num_envs=15, learner={"batch_size": 33}, devices=2, batch="job")) == [
+        "task.num_envs is 15; training.batch is job; allowed: a multiple of 2, the number of ranks",
+        "learner.batch_size is 33; training.batch is job; allowed: a multiple of 2, the number of ranks",
+    ]
+
+
 def test_nothing_is_made_before_the_run_starts(tmp_path):
     preflight(run(run_name="a"))
     assert not list(tmp_path.iterdir())

@@ -72,6 +72,20 @@ def test_two_ranks_train_log_checkpoint_and_resume(tmp_path):
     assert steps == list(range(160, 2401, 160))
 
 
+def test_with_sizes_of_the_job_two_ranks_go_on_with_all_that_one_had(tmp_path):
+    job_sizes = ["--training.batch=job", EVERY_20]
+    with Job(tmp_path, *job_sizes, "--training.max_env_steps=800") as job:
+        assert job.wait() == 0, job.text()
+        assert job.summary()["ticks"] == 100
+    with Job(tmp_path, *job_sizes, "--devices=2", "--training.max_env_steps=1600", "--ckpt_path=last") as job:
+        assert job.wait() == 0, job.text()
+        assert job.summary()["ticks"] == 200
+        assert [rank["env_steps"] for rank in job.summary()["ranks"]] == [400, 400]
+        assert "replicated state and replay continue" in job.text()
+    plain = load_run_config(job.run / "config.yaml")
+    assert (plain.task.init_args["num_envs"], plain.learner.init_args["batch_size"]) == (8, 32)
+
+
 def test_a_gymnasium_environment_trains(tmp_path):
     with Job(tmp_path, "--task=gymnasium:Pendulum-v1", "--task.num_envs=8", "--training.max_env_steps=4000") as job:
         assert job.wait() == 0, job.text()

@@ -12,7 +12,7 @@ from typing import Any
 
 from unilab_fabric import __version__
 from unilab_fabric.checkpoints import read_manifest, saved_config, verify
-from unilab_fabric.config import RunConfig, build_learner_config
+from unilab_fabric.config import RunConfig, build_learner_config, of_each_rank
 from unilab_fabric.errors import Problems, UserError
 from unilab_fabric.launch.affinity import cgroup_folders
 from unilab_fabric.launch.devices import Topology, resolve_topology
@@ -79,6 +79,10 @@ def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
         topology = resolve_topology(config.training)
         if settings.takes_turns and config.training.collector_cpus is None:
             topology = topology.taking_turns()
+        if config.training.batch == "job" and topology.world_size > 1:
+            config = of_each_rank(config, topology.world_size)
+            notes = (*notes, f"the sizes that were given are the job's, divided among {topology.world_size} ranks")
+        settings = build_learner_config(config.learner)
     with problems.gathered():
         spec = task_spec(config)
     if spec is not None:
@@ -297,7 +301,10 @@ def _check_checkpoint(config: RunConfig, topology: Topology, spec: TaskSpec) -> 
         )
     fixed = [("task", "class_path"), ("learner", "class_path")]
     if manifest["world_size"] == topology.world_size:  # then environments and replay continue too
-        fixed += [("task", "num_envs"), ("learner", build_learner_config(config.learner).storage(spec).setting)]
+        fixed += [("learner", build_learner_config(config.learner).storage(spec).setting)]
+        if manifest["num_envs"] != spec.num_envs:
+            told = f"the checkpoint was made with {manifest['num_envs']}; allowed: that, or a new run"
+            problems.add("task.num_envs", spec.num_envs, told)
     for section, name in fixed:
         now, then = (_setting(run[section], name) for run in (asdict(config), saved_config(path)))
         if now != then:

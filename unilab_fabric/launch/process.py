@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from unilab_fabric import STARTED_AT
 from unilab_fabric.checkpoints import envs_to_resume, sweep
-from unilab_fabric.config import RunConfig, load_run_config
+from unilab_fabric.config import RunConfig, load_run_config, of_each_rank
 from unilab_fabric.launch.devices import Topology, load_topology
 from unilab_fabric.launch.failure import FailedAt, Failure, failure_of, record, show
 from unilab_fabric.launch.preflight import library_variables, without_graphics
@@ -142,7 +142,7 @@ def _start_collector(config: RunConfig, topology: Topology) -> Collector:
         state = envs_to_resume(Path(config.ckpt_path), rank=topology.rank, world_size=topology.world_size)
     settings = CollectorConfig(
         class_path=config.task.class_path,
-        init_args=config.task.init_args,
+        init_args=of_each_rank(config, topology.world_size).task.init_args,
         seed=config.seed + topology.rank,
         num_threads=topology.physics_threads,
         cpus=topology.collector_cpus[topology.local_rank] if topology.pinned else None,

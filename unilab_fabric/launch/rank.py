@@ -13,7 +13,7 @@ import torch
 from lightning.fabric import Fabric
 
 from unilab_fabric.checkpoints import read_manifest
-from unilab_fabric.config import RunConfig, build_learner_config, to_plain
+from unilab_fabric.config import RunConfig, build_learner_config, of_each_rank, to_plain
 from unilab_fabric.errors import UserError
 from unilab_fabric.hooks.evaluation import PeriodicEvaluation
 from unilab_fabric.hooks.hook import Hook, HookFailed, Hooks
@@ -136,7 +136,7 @@ def _build(
     started_at: float,
 ) -> tuple[Runner, Hooks]:
     hooks = Hooks(_rank_zero_hooks(config, topology, folder, started_at) if ranks.rank == 0 else [])
-    settings = build_learner_config(config.learner)
+    settings = build_learner_config(of_each_rank(config, ranks.world_size).learner)
     precision = config.training.precision
     runner = assembler(settings)(
         settings,

@@ -109,6 +109,8 @@ class LearnerConfig:
 
     takes_turns: ClassVar[bool] = False
     """Whether physics stands still while the learner updates, so that each may have all cores of the rank."""
+    job_sizes: ClassVar[tuple[str, ...]] = ()
+    """Settings that the ranks divide among them where `training.batch` is job, besides the environments."""
     auto_precision: ClassVar[str] = "auto"
     """What `training.precision: auto` means to this learner; auto leaves it to the device."""
 
@@ -178,6 +180,8 @@ class OffPolicyConfig(LearnerConfig):
     """Ticks in replay before the first update."""
     n_step: int = 1
     """Rewards summed before the bootstrap."""
+
+    job_sizes: ClassVar[tuple[str, ...]] = ("batch_size",)
 
     def problems(self, num_envs: int) -> list[UserError]:
         """See LearnerConfig."""
