@@ -69,6 +69,8 @@ class TrainingConfig:
     pause_timeout_s: float = 3600.0
     """Seconds [s] the ranks wait for one that is inside a hook or compiles its kernels before the job ends with an
     error; a line says for whom they wait."""
+    profile: int = 0
+    """Ticks of each rank that PyTorch's profiler traces into the run's `profile/`, once its updates go on."""
     play_after: bool = False
     """After a completed run, film its policy into the run's `play/`, once all ranks have left the process group; where
     nothing can be drawn a warning says why."""
@@ -86,6 +88,7 @@ class TrainingConfig:
             ("num_nodes", 1),
             ("log_every", 1),
             ("replica_check_every", 0),
+            ("profile", 0),
             ("max_skipped_updates", 1),
         ]:
             if getattr(self, name) < least:

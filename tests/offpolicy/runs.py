@@ -51,6 +51,7 @@ def run(
     log_every=10,
     replica_check_every=50,
     manifest=None,
+    profile=0,
 ):
     """Trains for `ticks` in all and returns the runner; `until` stops it after that many."""
     ranks = ranks or Ranks()
@@ -72,6 +73,7 @@ def run(
                 max_env_steps=ticks * init_args["num_envs"] * ranks.world_size,
                 log_every=log_every,
                 replica_check_every=replica_check_every,
+                profile=profile,
             ),
             checkpoint=checkpoint or CheckpointConfig(every=0),
             manifest=manifest or {"config": {}},

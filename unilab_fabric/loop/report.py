@@ -44,6 +44,8 @@ class Reporter:
         self.since_start: NDArray[np.float64] = np.zeros(len(env_metrics))
         """Sums of the job up to the last report; the figures of kind `total`."""
         self.phase_s = dict.fromkeys(PHASES, 0.0)
+        self.all_updates = 0
+        """Updates of this process."""
         self._env_steps = 0
         self._updates = 0
         self._ticks = 0
@@ -53,11 +55,12 @@ class Reporter:
         """Counts one tick of this rank."""
         self._ticks += 1
         self._env_steps += env_steps
-        self._updates += updates
+        self.count_updates(updates)
 
     def count_updates(self, updates: int) -> None:
-        """Counts updates that belong to several ticks."""
+        """Counts updates, where they belong to several ticks."""
         self._updates += updates
+        self.all_updates += updates
 
     def start_clock(self) -> None:
         """Starts the first interval."""

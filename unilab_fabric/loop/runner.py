@@ -18,6 +18,7 @@ from unilab_fabric.learners.learner import Replicated
 from unilab_fabric.loop.checkpoints import Progress, RunCheckpoints
 from unilab_fabric.loop.collector import Collector
 from unilab_fabric.loop.nonfinite import NonfiniteWatch
+from unilab_fabric.loop.profiling import TickProfile
 from unilab_fabric.loop.report import Reporter
 from unilab_fabric.loop.slots import Slot
 from unilab_fabric.loop.transfer import Transfer
@@ -72,6 +73,7 @@ class Runner(ABC):
         self._replicated = learner.replicated
         self._nonfinite = nonfinite
         self._vote = StopVote(ranks, learner.metrics.device)
+        self._profile = TickProfile(training.profile, folder, ranks, learner.metrics.device)
         self._train_s = 0.0  # in the loop, before this process
         self._loop_since = time.perf_counter()
 
@@ -89,7 +91,9 @@ class Runner(ABC):
         self._reporter.start_clock()
         self._loop_since = time.perf_counter()
         while self.tick < self.last_tick and not self.stop_code:
+            updates = self._reporter.all_updates
             self.advance()
+            self._profile.after_step(self.ticks_per_step, self._reporter.all_updates - updates)
             self._end_step()
             if self._passed(self._training.log_every) or self.tick == self.last_tick or self.stop_code:
                 self._log()
@@ -98,6 +102,7 @@ class Runner(ABC):
             ends = self.tick >= self.last_tick or self.stop_code != 0
             if self._checkpoints.due(self.tick, self.ticks_per_step) and not ends:
                 self._save()
+        self._profile.close()
         self._vote.close()
         self._save()
 
@@ -194,5 +199,6 @@ class Runner(ABC):
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
         started = time.perf_counter()
-        yield
+        with self._profile.phase(phase):
+            yield
         self._reporter.phase_s[phase] += time.perf_counter() - started
