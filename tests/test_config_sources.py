@@ -2,7 +2,7 @@ import pytest
 
 from unilab_fabric.arguments import FlagText
 from unilab_fabric.config import build_learner_config, resolve_run
-from unilab_fabric.errors import Problems, UserError
+from unilab_fabric.errors import Problems, UserError, UserErrors
 from unilab_fabric.sources import (
     Flag,
     find_config,
@@ -161,10 +161,26 @@ def test_an_overlay_changes_the_class_at_hand_and_flags_come_after_it():
     [
         ({"learner": "PPO"}, {"PP0": {}}, "learner is PP0; did you mean PPO?"),
         ({"learner": "PPO"}, 3, "learner.by_class is 3; allowed: a mapping from names of classes to their arguments"),
-        ({}, {"PPO": {}}, "learner.by_class is PPO; allowed behind a file that names the class"),
+        ({}, 3, "learner.by_class is 3; allowed: a mapping from names of classes to their arguments"),
     ],
 )
 def test_an_overlay_that_cannot_be_laid_is_told(lower, by_class, told):
     with pytest.raises(UserError) as refused:
         overlay(lower, {"learner": {"by_class": by_class}})
     assert str(refused.value) == told
+
+
+def test_an_overlay_waits_for_its_class_to_be_named():
+    laid = overlay({}, {"task": {"init_args": {"num_envs": 4}, "by_class": {"G1WalkFlat": {"action_scale": 0.25}}}})
+    named = overlay(laid, {"task": {"class_path": "G1WalkFlat", "init_args": {"num_envs": 8}}})
+    assert named["task"] == {"class_path": "G1WalkFlat", "init_args": {"num_envs": 8, "action_scale": 0.25}}
+    other = overlay(laid, {"task": "CartpoleSwingup"})
+    assert other["task"] == {"class_path": "CartpoleSwingup", "init_args": {"num_envs": 4}}
+    with pytest.raises(UserErrors, match="task is missing"):
+        resolve_run(laid)
+
+
+def test_an_overlay_alone_is_told():
+    laid = overlay({}, {"task": "CartpoleSwingup", "learner": {"by_class": {"PPO": {"lam": 0.8}}}})
+    with pytest.raises(UserErrors, match=r"learner\.by_class is PPO; allowed where learner names a class"):
+        resolve_run(laid)

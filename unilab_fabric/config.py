@@ -178,6 +178,8 @@ class RunConfig(JobConfig):
 
 
 Section = Literal["task", "learner", "logger"]
+BY_CLASS = "by_class"
+"""In a section of a file that is laid over others: arguments for whichever class they name."""
 SECTIONS: tuple[Section, ...] = ("task", "learner", "logger")
 """Parts of a run that are a class with its own arguments."""
 
@@ -228,6 +230,9 @@ def resolve_section(section: Section, given: Any, problems: Problems) -> ClassCo
     """The class of a section and all its arguments, from a name or a mapping; adds every problem with them."""
     given = {"class_path": given} if isinstance(given, str) else given or {}
     for key in sorted(given.keys() - {"class_path", "init_args"}):
+        if key == BY_CLASS and isinstance(given[key], Mapping):
+            problems.add(f"{section}.{key}", ", ".join(given[key]), f"allowed where {section} names a class")
+            continue
         problems.add(f"{section}.{key}", shown(given[key]), f"the arguments of a class stand under {section}.init_args")
     name, init_args = str(given.get("class_path", _DEFAULT_CLASS[section])), given.get("init_args") or {}
     if not isinstance(init_args, Mapping):

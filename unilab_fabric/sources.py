@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from unilab_fabric.arguments import FlagText, Tree, read_flag
-from unilab_fabric.config import SECTIONS, Section, class_name, read_config_file, section_class
+from unilab_fabric.config import BY_CLASS, SECTIONS, Section, class_name, read_config_file, section_class
 from unilab_fabric.errors import Problems, UserError, nearest
 
 SHORT_FLAGS = {"devices": "training.devices"}
 """Short names of settings on the command line."""
-
-BY_CLASS = "by_class"
-"""Key of a section in a file that is to be laid over another: arguments for whichever class the other one names."""
 
 PRESET_OF_TASK = {
     "CartpoleSwingup": "cartpole",
@@ -130,32 +127,38 @@ def preset_of(task: Any) -> str | None:
 
 def _overlay_section(section: Section, lower: Any, upper: Any) -> Any:
     lower, upper = _as_class(lower), _as_class(upper)
-    if isinstance(upper, Mapping) and BY_CLASS in upper:
-        return _overlay_by_class(section, lower, upper)
     if not isinstance(lower, Mapping) or not isinstance(upper, Mapping):
-        return upper
+        return _for_its_class(section, upper)
+    name = upper.get("class_path", lower.get("class_path"))
+    if BY_CLASS in lower and name is not None:  # a file that was laid before the class was named
+        lower = _for_its_class(section, {**lower, "class_path": name})
     names = [class_name(section, str(part["class_path"])) for part in (lower, upper) if "class_path" in part]
     if len(set(names)) > 1:
-        return upper
-    return overlay(lower, upper)
+        return _for_its_class(section, upper)
+    own = {key: value for key, value in upper.items() if key != BY_CLASS}
+    given = {BY_CLASS: upper[BY_CLASS]} if BY_CLASS in upper else {}
+    return _for_its_class(section, {**overlay(lower, own), **given})
 
 
-def _overlay_by_class(section: Section, lower: Any, upper: Mapping[str, Any]) -> Any:
-    """The arguments of `upper` that are meant for the class at hand, over those of `lower`.
+def _for_its_class(section: Section, given: Any) -> Any:
+    """A section with those of its `by_class` arguments that its class takes; as it is, where no class is named yet.
 
-    Raises UserError for a class that is not known, and where no class has been named yet.
+    Raises UserError for a class that is not known.
     """
-    given = upper[BY_CLASS]
-    if not isinstance(given, Mapping):
-        raise UserError(f"{section}.{BY_CLASS}", given, "allowed: a mapping from names of classes to their arguments")
-    arguments = {class_name(section, str(name)): own for name, own in given.items()}
+    if not isinstance(given, Mapping) or BY_CLASS not in given:
+        return given
+    by_class = given[BY_CLASS]
+    if not isinstance(by_class, Mapping):
+        told = "allowed: a mapping from names of classes to their arguments"
+        raise UserError(f"{section}.{BY_CLASS}", by_class, told)
+    arguments = {class_name(section, str(name)): own for name, own in by_class.items()}
     for name in arguments:
         section_class(section, name)
-    merged = _overlay_section(section, lower, {key: value for key, value in upper.items() if key != BY_CLASS})
-    if not isinstance(merged, Mapping) or "class_path" not in merged:
-        raise UserError(f"{section}.{BY_CLASS}", ", ".join(arguments), "allowed behind a file that names the class")
-    own = arguments.get(class_name(section, str(merged["class_path"])))
-    return merged if own is None else overlay(merged, {"init_args": own})
+    if "class_path" not in given:
+        return given
+    rest = {key: value for key, value in given.items() if key != BY_CLASS}
+    own = arguments.get(class_name(section, str(given["class_path"])))
+    return rest if own is None else overlay(rest, {"init_args": own})
 
 
 def _as_class(given: Any) -> Any:
