@@ -252,6 +252,14 @@ def test_a_checkpoint_of_another_task_is_refused(command, checkpoint):
         ),
         (["fit", *CARTPOLE, "--training.log_every=0"], "training.log_every is 0; allowed: 1 or more"),
         (
+            ["fit", "--task=Go2JoystickFlat", "--task.pushes={interval_s: 0}"],
+            "task.pushes.interval_s is 0.0; allowed: 0.02 s or more",
+        ),
+        (
+            ["fit", "--task=G1WalkFlat", "--task.terrain={levels: 0}"],
+            "task.terrain.levels is 0; allowed: 1 to 100",
+        ),
+        (
             ["fit", *CARTPOLE, "--devices", "[0, 7]"],
             "training.devices is [0, 7]; allowed on the CPU: n or [0, ..., n - 1] for n ranks",
         ),

@@ -283,7 +283,10 @@ def _check_together(parser: ArgumentParser, tree: Tree, prefix: str, problems: P
             with attempt.gathered():
                 parser.instantiate(parser.parse_object({_KEY: tree}))
         except ValueError as error:  # how a dataclass of the user's refuses a value
-            attempt.add(prefix, "not accepted", str(error))
+            if isinstance(error.__cause__, UserError):  # one of ours that may be null: a union to the parser
+                attempt.found.append(error.__cause__)
+            else:
+                attempt.add(prefix, "not accepted", str(error))
         problems.found += attempt.found
         taken = [_take(tree, problem.field.removeprefix(f"{prefix}.").split(".")) for problem in attempt.found]
         if not any(taken):

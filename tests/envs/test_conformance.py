@@ -10,6 +10,7 @@ from gymnasium.wrappers.vector import DictInfoToList
 import unilab_fabric.envs  # noqa: F401  registers the tasks
 from unilab_fabric.envs.registry import make_task
 from unilab_fabric.envs.tasks.go2_joystick import Go2Noise, Go2Pushes, Go2Randomization
+from unilab_fabric.envs.terrain import Terrain
 
 N = 5
 
@@ -22,6 +23,10 @@ MAKE = {
     "go2": lambda: go2(episode_s=0.2),
     "go2 as on the robot": lambda: go2(
         episode_s=0.2, noise=Go2Noise(), pushes=Go2Pushes(interval_s=0.1), randomization=Go2Randomization()
+    ),
+    "go2 on terrain": lambda: go2(episode_s=0.2, terrain=Terrain(), pushes=Go2Pushes(interval_s=0.1)),
+    "g1 on terrain": lambda: gymnasium.make_vec(
+        "unilab_fabric/G1WalkFlat-v0", num_envs=N, num_threads=1, episode_s=0.2, terrain=Terrain()
     ),
     "g1": lambda: gymnasium.make_vec("unilab_fabric/G1WalkFlat-v0", num_envs=N, num_threads=1, episode_s=0.2),
     "g1 motion": lambda: gymnasium.make_vec(

@@ -114,6 +114,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         reward_factor: float = 1.0,
         figures: Sequence[str] = (),
         falls: bool = False,
+        gauges: Sequence[str] = (),
         stagger: bool = False,
         seed: int = 0,
     ) -> None:
@@ -130,6 +131,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
             reward_factor: What the weighted sum is multiplied by: the control step [s] times any scale.
             figures: Names of what `figures` holds.
             falls: Whether a termination is a fall: reported as `fell` and `Episode/falls`.
+            gauges: Tags of metrics besides, the last rows of `totals`; the task adds to them.
             stagger: First episodes end after a random part of the time limit, so that time-outs do not coincide.
             seed: Seed of the generator, until `reset` brings another.
         """
@@ -193,6 +195,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
             *(Metric(name=f"Episode/{name}") for name in (*self._term_names, *figures)),
             *([Metric(name="Episode/falls")] if falls else []),
             *(Metric(name=tag, kind="total") for tag in FAULTS),
+            *(Metric(name=tag) for tag in gauges),
         )
         self.totals = np.zeros((len(self.metrics), 2))
         self._fault_row = {tag: len(self._episode_names) + i for i, tag in enumerate(FAULTS)}
@@ -209,6 +212,9 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         }
 
     # What a task fills in.
+
+    def _restart(self) -> None:
+        """What `reset` draws before all episodes begin; nothing, unless a task keeps something between episodes."""
 
     def _begin(self, ids: Ids) -> None:
         """Puts these environments at the start of an episode."""
@@ -261,6 +267,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
             raise ValueError(f"reset options are {sorted(options)}; a task takes none")
         super().reset(seed=seed)
         self.totals[:] = 0
+        self._restart()
         self._start_episodes(np.arange(self.num_envs))
         if self._stagger:
             self._time_limit[:] = self.np_random.integers(1, self._whole_episode, self.num_envs, endpoint=True)

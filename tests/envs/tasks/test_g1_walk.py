@@ -188,19 +188,17 @@ def test_a_corner_touches_from_its_radius_on():
 def test_air_time_counts_steps_of_the_right_length_while_there_is_a_command():
     task = make(2, commands=VelocityCommands(forward=(0.9, 0.9), left=(0.0, 0.0), turn=(0.0, 0.0)))
     task.reset()
-    level = np.zeros((2, 4, 2), np.float32)
-    level[:, 0] = 1.0
-    out, high = np.zeros(2, np.float32), np.ones((2, 2), np.float32)
+    out, touches = np.zeros(2, np.float32), np.zeros((2, 2), np.bool_)
     seen = []
     for _ in range(30):
-        task._count_air_time(high, level, out=out)
+        task._count_air_time(touches, out=out)
         seen.append(out[0])
     assert seen[:2] == [0, 0]  # 0.02 and 0.04 s
     assert seen[2:24] == [2] * 22  # 0.06 to 0.48 s, both feet
     assert seen[-3:] == [0, 0, 0]
     task._now.command[:] = 0
-    task._count_air_time(np.zeros((2, 2), np.float32), level, out=out)
-    task._count_air_time(high, level, out=out)
+    task._count_air_time(~touches, out=out)
+    task._count_air_time(touches, out=out)
     assert not task._air_time[:, 0].any() or out[0] == 0
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import mujoco
 
-from unilab_fabric.envs.robots.model import Physics, PhysicsOptions, apply, choose, compiled
+from unilab_fabric.envs.robots.model import FLOOR, Compile, Physics, PhysicsOptions, apply, choose, compiled
 
 MJCF = Path(__file__).with_name("g1.xml")
 
@@ -79,17 +79,26 @@ PHYSICS: dict[Physics, PhysicsOptions] = {
 }
 
 
-def load(physics: Physics, mjcf: str | None = None) -> mujoco.MjModel:
+def load(physics: Physics, mjcf: str | None = None, compile_spec: Compile | None = None) -> mujoco.MjModel:
     """The compiled model with these options.
 
     Args:
         physics: A key of `PHYSICS`.
         mjcf: MJCF file in place of the shipped one, with the names in this module.
+        compile_spec: What makes a model of the description, to change it on the way.
 
     Raises UserError for options that do not exist, and for a file that is missing, does not compile or lacks a name.
     """
     options = choose(physics, PHYSICS)
-    model = compiled(MJCF, mjcf, joints=JOINTS, actuators=JOINTS, sensors=FOOT_SENSORS, geoms=CORNERS)
+    model = compiled(
+        MJCF,
+        mjcf,
+        joints=JOINTS,
+        actuators=JOINTS,
+        sensors=FOOT_SENSORS,
+        geoms=CORNERS,
+        compile_spec=compile_spec,
+    )
     apply(model, options)
     if physics == "fast":
         _stand_on_corners(model)
@@ -101,6 +110,6 @@ def _stand_on_corners(model: mujoco.MjModel) -> None:
     for i in range(model.ngeom):
         geom = model.geom(i)
         if geom.name in CORNERS:
-            geom.friction[0] = model.geom("floor").friction[0]
+            geom.friction[0] = model.geom(FLOOR).friction[0]
         elif "_foot" in geom.name:
             geom.contype, geom.conaffinity = 0, 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mujoco
 
-from unilab_fabric.envs.robots.model import Physics, PhysicsOptions, apply, choose, compiled
+from unilab_fabric.envs.robots.model import Compile, Physics, PhysicsOptions, apply, choose, compiled
 
 MJCF = Path(__file__).with_name("go2.xml")
 
@@ -77,17 +77,26 @@ PHYSICS: dict[Physics, PhysicsOptions] = {
 }
 
 
-def load(physics: Physics, mjcf: str | None = None) -> mujoco.MjModel:
+def load(physics: Physics, mjcf: str | None = None, compile_spec: Compile | None = None) -> mujoco.MjModel:
     """The compiled model with these options.
 
     Args:
         physics: A key of `PHYSICS`.
         mjcf: MJCF file in place of the shipped one, with the names in this module.
+        compile_spec: What makes a model of the description, to change it on the way.
 
     Raises UserError for options that do not exist, and for a file that is missing, does not compile or lacks a name.
     """
     options = choose(physics, PHYSICS)
-    model = compiled(MJCF, mjcf, joints=JOINTS, actuators=ACTUATORS, sensors=FOOT_SENSORS, geoms=LEGS)
+    model = compiled(
+        MJCF,
+        mjcf,
+        joints=JOINTS,
+        actuators=ACTUATORS,
+        sensors=FOOT_SENSORS,
+        geoms=LEGS,
+        compile_spec=compile_spec,
+    )
     apply(model, options)
     for leg in LEGS:
         model.geom(leg).condim = options.foot_condim

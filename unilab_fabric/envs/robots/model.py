@@ -1,6 +1,6 @@
 """What all robots share: solver options of a way to simulate one, and an MJCF file that is checked when loaded."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,12 @@ import mujoco
 from unilab_fabric.errors import UserError
 
 Physics = Literal["fast", "faithful"]
+
+FLOOR = "floor"
+"""Geom that terrain takes the place of."""
+
+Compile = Callable[[mujoco.MjSpec], mujoco.MjModel]
+"""Compiles a model; raises ValueError where it cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +69,18 @@ def compiled(
     actuators: tuple[str, ...],
     sensors: tuple[str, ...],
     geoms: tuple[str, ...],
+    compile_spec: Compile | None = None,
 ) -> mujoco.MjModel:
     """The shipped model, or that of another MJCF file with these names, the free joint before the joints.
+
+    `compile_spec` changes the description on its way to a model; None takes it as it is.
 
     Raises UserError for a file that is missing, does not compile or lacks a name.
     """
     if mjcf is None:
-        return mujoco.MjModel.from_xml_path(str(shipped))
+        return _compile(str(shipped), compile_spec)
     try:
-        model = mujoco.MjModel.from_xml_path(mjcf)
+        model = _compile(mjcf, compile_spec)
     except ValueError as error:  # how MuJoCo reports a missing file and a mistake in one
         raise UserError("task.mjcf", mjcf, f"allowed: an MJCF file that compiles; {_one_line(error)}") from error
     needed: dict[str, tuple[Iterable[str], tuple[str, ...]]] = {
@@ -129,6 +138,12 @@ def contract(
         },
         "observation": [{"start": start, **term} for start, term in zip(starts, observation, strict=True)],
     }
+
+
+def _compile(mjcf: str, compile_spec: Compile | None) -> mujoco.MjModel:
+    if compile_spec is None:
+        return mujoco.MjModel.from_xml_path(mjcf)
+    return compile_spec(mujoco.MjSpec.from_file(mjcf))
 
 
 def _one_line(error: ValueError) -> str:

@@ -1,8 +1,9 @@
-"""G1 follows velocity commands on flat ground, stepping to a clock.
+"""G1 follows velocity commands on flat ground or terrain, stepping to a clock.
 
 Control step 0.02 s. Actor observation (98): angular velocity and projected gravity of the torso, joint angles from the
 stand pose, joint rates, last action, command, phase of the left and the right foot [rad]; the critic's (101) adds the
-velocity at the pelvis's inertial unit in the pelvis's frame, and has no noise. Actions (29): joint targets as offsets
+velocity at the pelvis's inertial unit in the pelvis's frame, and has no noise; on terrain it ends with samples of
+the ground's height. Actions (29): joint targets as offsets
 from the stand pose, in joint order: left leg, right leg, waist, left arm, right arm.
 
 What is derived from the pelvis and the joints is current; positions and orientations of the feet are those before the
@@ -22,6 +23,7 @@ from unilab_fabric.envs.batch import Rows, Simulations, lever_matrix, point_velo
 from unilab_fabric.envs.commands import Range, VelocityCommands, check_range
 from unilab_fabric.envs.robots import g1
 from unilab_fabric.envs.robots.model import Physics, contract
+from unilab_fabric.envs.terrain import LEVEL_TAG, START_REACH, Ground, HeightField, Terrain, mirrored
 from unilab_fabric.envs.vector_env import Array, Floats, Ids, Mask, TaskEnv, control_steps
 from unilab_fabric.errors import UserError
 from unilab_fabric.spaces import Mirror
@@ -166,6 +168,7 @@ class _Observed:
         self.command = rows[93:96]
         self.phase = rows[96:98]
         self.velocity = rows[98:101]
+        self.ground = rows[101:]  # height samples; none on flat ground
 
 
 class G1WalkFlat(TaskEnv):
@@ -194,6 +197,7 @@ class G1WalkFlat(TaskEnv):
         scaled: bool = True,
         noise: G1Noise | None = None,
         randomization: G1Randomization | None = None,
+        terrain: Terrain | None = None,
         stagger: bool = False,
         mjcf: str | None = None,
         num_threads: int = 0,
@@ -216,6 +220,7 @@ class G1WalkFlat(TaskEnv):
             scaled: Scale angular velocity by 0.25, joint rates by 0.05 and the critic's velocity by 2.
             noise: Noise on the actor's observation; null for none.
             randomization: Differences between robots; null for none.
+            terrain: Rough ground with a curriculum, and height samples for the critic; null for flat ground.
             stagger: End the first episodes after a random part of the time limit, so that time-outs do not coincide.
             mjcf: MJCF file in place of the shipped robot and floor, with the same joints, actuators, sensors and feet.
             num_threads: Physics threads, 0 for all allowed cores.
@@ -228,7 +233,7 @@ class G1WalkFlat(TaskEnv):
         super().__init__(
             num_envs=num_envs,
             actor_size=ACTOR_SIZE,
-            critic_size=CRITIC_SIZE,
+            critic_size=CRITIC_SIZE + (0 if terrain is None else terrain.num_samples),
             action_low=[-1.0] * JOINTS,
             action_high=[1.0] * JOINTS,
             episode_steps=control_steps(episode_s, g1.CONTROL_STEP_S),
@@ -236,10 +241,12 @@ class G1WalkFlat(TaskEnv):
             reward_factor=g1.CONTROL_STEP_S * reward_scale,
             figures=("planar_error", "yaw_error", *(("penalty_scale",) if curriculum else ())),
             falls=True,
+            gauges=() if terrain is None else (LEVEL_TAG,),
             stagger=stagger,
             seed=seed,
         )
-        model = g1.load(physics, mjcf)
+        self._ground = None if terrain is None else Ground(terrain, num_envs)
+        model = g1.load(physics, mjcf, None if self._ground is None else self._ground.field.compile)
         self.sims = Simulations(model, num_envs, substeps=g1.PHYSICS[physics].substeps, num_threads=num_threads)
         self._feet = self.sims.sensors(g1.FOOT_SENSORS)
         self._action_scale = action_scale
@@ -247,7 +254,8 @@ class G1WalkFlat(TaskEnv):
         self._foot_sigma = foot_sigma
         self._least_up = math.cos(math.radians(max_tilt))
         self._min_height = min_height
-        self._scales = SCALES if scaled else np.ones_like(SCALES)
+        sampled = np.ones(self.observation["critic"].shape[1] - CRITIC_SIZE, np.float32)
+        self._scales = np.concatenate([SCALES if scaled else np.ones_like(SCALES), sampled])
         self._noise = None if noise is None else _noise_widths(noise) * self._scales[MEASURED]
         self._curriculum = curriculum
         self._servos = None if randomization is None else _Servos(self.sims, randomization)
@@ -257,16 +265,19 @@ class G1WalkFlat(TaskEnv):
         self._stand_column = self._stand[:, None].astype(np.float32)
         self._lever = lever_matrix(g1.IMU_PELVIS)
         # x, y, yaw, velocities of the pelvis, command, phase of a new episode
-        reach = [(-0.5, 0.5)] * 2 + [(-math.pi, math.pi)] + [(-0.5, 0.5)] * 6
+        reach = [(-START_REACH, START_REACH)] * 2 + [(-math.pi, math.pi)] + [(-0.5, 0.5)] * 6
         reach += [commands.forward, commands.left, commands.turn, (0.0, 2 * math.pi)]
         self._start_low, high = np.array(reach).T
         self._start_width = high - self._start_low
-        self._now = _Observed(np.zeros((CRITIC_SIZE, num_envs + 16), np.float32)[:, :num_envs])
+        self._now = _Observed(np.zeros((self._scales.size, num_envs + 16), np.float32)[:, :num_envs])
         self._action_change = np.zeros((JOINTS, num_envs), np.float32)
         self._air_time = np.zeros((2, num_envs), np.float32)
         self._progress = np.array([0.0 if curriculum is None else curriculum.low, 0.0])  # factor, mean length
         own = {"now": self._now.rows, "air_time": self._air_time, "curriculum": self._progress}
         self.mutable.update({**own, **self.sims.mutable})
+        if terrain is not None and self._ground is not None:
+            self.mutable.update(self._ground.mutable)
+            self.mirrors = {**self.mirrors, "critic": mirrored(self.mirrors["critic"], terrain)}
 
     def planar_motion(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """As in the base."""
@@ -301,20 +312,26 @@ class G1WalkFlat(TaskEnv):
         ranges = {name: list(limits) for name, limits in vars(self._commands).items()}
         return {**own, "gait": gait, "command": ranges}
 
+    def _restart(self) -> None:
+        if self._ground is not None:
+            self._ground.restart(self.np_random)
+
     def _begin(self, ids: Ids) -> None:
-        """The robot stands within half a metre of the origin, any way round, and moves a little."""
+        """The robot stands near the origin or the middle of its tile, any way round, and moves a little."""
         rng, n = self.np_random, ids.size
         start = self._start_low + self._start_width * rng.random((n, self._start_low.size))
         motion = np.zeros((n, 71))
         motion[:, :2] = start[:, :2]
         motion[:, 2] = g1.STAND_HEIGHT
+        if self._ground is not None:
+            motion[:, :3] += self._ground.begin(ids)
         motion[:, 3], motion[:, 6] = np.cos(start[:, 2] / 2), np.sin(start[:, 2] / 2)
         motion[:, 7:36] = self._stand
         motion[:, 36:42] = start[:, 3:9]
         self.sims.place(ids, motion)
         if self._servos is not None:
             self._servos.draw(rng, ids)
-        first = _Observed(np.zeros((CRITIC_SIZE, n), np.float32))
+        first = _Observed(np.zeros((len(self._now.rows), n), np.float32))
         command = start[:, 9:12].T
         first.command[:] = command
         first.command[:2, np.hypot(command[0], command[1]) <= STANDS_BELOW] = 0.0
@@ -338,12 +355,19 @@ class G1WalkFlat(TaskEnv):
         yaw_error = now.command[2] - now.angular_velocity[2]
         feet = self._feet.T.copy()
         foot_height, foot_quat = feet[[2, 5]], feet[6:].reshape(2, 4, -1)
+        if self._ground is None:
+            touches = touching(foot_height, foot_quat)
+        else:
+            touches = touching_field(feet[:6].reshape(2, 3, -1), foot_quat, self._ground.field)
+            foot_height -= self._ground.field.height(feet[[0, 3]], feet[[1, 4]])
+            self._ground.count(now.velocity[:2], now.command[:2], g1.CONTROL_STEP_S)
+            self.truncated |= self._ground.field.outside(*self.sims.qpos[:, :2].T)
 
         rewards.tracking_lin_vel(planar_error, 0.25, out=term["tracking_lin_vel"])
         rewards.tracking_ang_vel(yaw_error, 0.25, out=term["tracking_ang_vel"])
         term["alive"][:] = 1.0
         rewards.feet_phase(foot_height, swing_height(now.phase), self._foot_sigma, out=term["feet_phase"])
-        self._count_air_time(foot_height, foot_quat, out=term["feet_air_time"])
+        self._count_air_time(touches, out=term["feet_air_time"])
         rewards.ang_vel_xy(now.angular_velocity, out=term["ang_vel_xy"])
         rewards.sum_of_squares(now.gravity[:2], out=term["orientation"])
         rewards.action_rate(self._action_change, out=term["action_rate"])
@@ -360,10 +384,10 @@ class G1WalkFlat(TaskEnv):
         np.greater(now.gravity[2], -self._least_up, out=self.terminated)
         self.terminated |= height < self._min_height
 
-    def _count_air_time(self, foot_height: Array, foot_quat: Array, out: Array) -> None:
-        """Feet in the air for a rewarded time, where the command asks for motion (N,)."""
+    def _count_air_time(self, touches: Mask, out: Array) -> None:
+        """Feet (2, N) in the air for a rewarded time, where the command asks for motion (N,)."""
         self._air_time += g1.CONTROL_STEP_S
-        self._air_time[touching(foot_height, foot_quat)] = 0.0
+        self._air_time[touches] = 0.0
         low, high = AIR_TIME_S
         np.sum((self._air_time > low) & (self._air_time < high), axis=0, out=out)
         command = self._now.command
@@ -383,9 +407,17 @@ class G1WalkFlat(TaskEnv):
         if self._curriculum is not None:
             self._progress[:] = moved(self._progress, self._curriculum, self.episode_length[ids], self.num_envs)
         super()._finish_episodes(ids)
+        if self._ground is not None:
+            self.totals[-1] += self._ground.level.sum(), self.num_envs
+            command = self._now.command[:, ids]
+            commanded_m = np.hypot(command[0], command[1]) * self._time_limit[ids] * g1.CONTROL_STEP_S
+            self._ground.move(self.np_random, ids, self.sims.qpos[ids, :2].T, commanded_m, self.terminated[ids])
 
     def _sense(self, motion: Rows, now: _Observed) -> Array:
-        """Writes what n simulations (n, 71) are doing into their observations; returns the pelvises' heights (n,)."""
+        """Writes what n simulations (n, 71) are doing into their observations.
+
+        Returns the pelvises' heights above the ground beneath them (n,) [m].
+        """
         state = motion.T.astype(np.float32, order="C")
         pelvis = rotation_matrix(state[3:7])
         joints, rates, turning = state[7:36], state[42:71], state[39:42]
@@ -395,6 +427,8 @@ class G1WalkFlat(TaskEnv):
         np.subtract(joints, self._stand_column, out=now.joint_offset)
         now.joint_rate[:] = rates
         now.velocity[:] = point_velocity_b(pelvis, state[36:39], turning, self._lever)
+        if self._ground is not None:
+            return self._ground.sense(state[:3], pelvis, now.ground)
         height: Array = state[2]
         return height
 
@@ -434,6 +468,15 @@ def touching(foot_height: Floats, foot_quat: Floats) -> Mask:
     corners = np.array(g1.CORNER_POINTS, np.float32) - np.array(g1.FOOT_SITE, np.float32)
     lowest = np.min([foot_height + sum(u * c for u, c in zip(up, corner, strict=True)) for corner in corners], axis=0)
     return np.asarray(lowest < g1.CORNER_RADIUS)
+
+
+def touching_field(foot: Array, foot_quat: Array, field: HeightField) -> Mask:
+    """Whether a corner of a sole touches a field (2, n), from its site's place (2, 3, n) [m] and turn (2, 4, n)."""
+    turned = np.stack([rotation_matrix(quat) for quat in foot_quat])  # (2, 3, 3, n)
+    offsets = np.array(g1.CORNER_POINTS, np.float32) - np.array(g1.FOOT_SITE, np.float32)
+    corners = foot[:, None] + np.einsum("fijn,cj->fcin", turned, offsets)  # (2, 4, 3, n)
+    distance = field.clearance(corners[:, :, 0], corners[:, :, 1], corners[:, :, 2])
+    return np.asarray(distance.min(axis=1) < g1.CORNER_RADIUS)
 
 
 def moved(

@@ -1,9 +1,9 @@
-"""Go2 follows velocity commands on flat ground, trotting to a clock.
+"""Go2 follows velocity commands on flat ground or terrain, trotting to a clock.
 
 Control step 0.02 s. Actor observation (49): base angular velocity, projected gravity, joint angles from the stand pose,
 joint rates, last action, command, gait phase of each foot; the critic's (52) adds the base's linear velocity, and has
-no noise. Velocities are at the inertial unit in the base frame. Actions (12): joint targets as offsets from the stand
-pose, in joint order FL, FR, RL, RR by hip, thigh, calf.
+no noise; on terrain it ends with samples of the ground's height. Velocities are at the inertial unit in the base frame.
+Actions (12): joint targets as offsets from the stand pose, in joint order FL, FR, RL, RR by hip, thigh, calf.
 
 Base quantities, joint angles and rates are current; the heights of the feet, and with them contacts, are those before
 the last physics step (0.01 s old with fast physics, 0.005 s with faithful).
@@ -22,6 +22,7 @@ from unilab_fabric.envs.batch import Rows, Simulations, lever_matrix, point_velo
 from unilab_fabric.envs.commands import Range, VelocityCommands, check_range
 from unilab_fabric.envs.robots import go2
 from unilab_fabric.envs.robots.model import Physics, contract
+from unilab_fabric.envs.terrain import LEVEL_TAG, START_REACH, Ground, Terrain, mirrored
 from unilab_fabric.envs.vector_env import Array, Ids, Mask, TaskEnv, control_steps
 from unilab_fabric.errors import UserError
 from unilab_fabric.spaces import Mirror
@@ -153,6 +154,7 @@ class _Observed:
         self.command = rows[42:45]
         self.phase = rows[45:49]
         self.velocity = rows[49:52]
+        self.ground = rows[52:]  # height samples; none on flat ground
 
 
 class Go2JoystickFlat(TaskEnv):
@@ -179,6 +181,7 @@ class Go2JoystickFlat(TaskEnv):
         noise: Go2Noise | None = None,
         pushes: Go2Pushes | None = None,
         randomization: Go2Randomization | None = None,
+        terrain: Terrain | None = None,
         stagger: bool = False,
         mjcf: str | None = None,
         num_threads: int = 0,
@@ -199,6 +202,7 @@ class Go2JoystickFlat(TaskEnv):
             noise: Noise on the actor's observation; null for none.
             pushes: Pushes of the base; null for none.
             randomization: Differences between robots; null for none.
+            terrain: Rough ground with a curriculum, and height samples for the critic; null for flat ground.
             stagger: End the first episodes after a random part of the time limit, so that time-outs do not coincide.
             mjcf: MJCF file in place of the shipped robot and floor, with the same joints, actuators, sensors and feet.
             num_threads: Physics threads, 0 for all allowed cores.
@@ -214,7 +218,7 @@ class Go2JoystickFlat(TaskEnv):
         super().__init__(
             num_envs=num_envs,
             actor_size=ACTOR_SIZE,
-            critic_size=CRITIC_SIZE,
+            critic_size=CRITIC_SIZE + (0 if terrain is None else terrain.num_samples),
             action_low=[-1.0] * 12,
             action_high=[1.0] * 12,
             episode_steps=control_steps(episode_s, CONTROL_STEP_S),
@@ -222,13 +226,15 @@ class Go2JoystickFlat(TaskEnv):
             reward_factor=CONTROL_STEP_S * reward_scale,
             figures=("planar_error", "yaw_error"),
             falls=True,
+            gauges=() if terrain is None else (LEVEL_TAG,),
             stagger=stagger,
             seed=seed,
         )
-        model = go2.load(physics, mjcf)
+        self._ground = None if terrain is None else Ground(terrain, num_envs)
+        model = go2.load(physics, mjcf, None if self._ground is None else self._ground.field.compile)
         substeps = go2.PHYSICS[physics].substeps
         self.sims = Simulations(model, num_envs, substeps=substeps, num_threads=num_threads)
-        self._feet_height = self.sims.sensors(go2.FOOT_SENSORS)[:, 2::3]
+        self._feet = self.sims.sensors(go2.FOOT_SENSORS)
         self._action_scale = action_scale
         self._commands = commands
         self._tracking_sigma = tracking_sigma
@@ -240,15 +246,18 @@ class Go2JoystickFlat(TaskEnv):
         self._stand_column = self._stand[:, None].astype(np.float32)
         self._lever = lever_matrix(go2.IMU_B)
         # x, y, yaw, base velocity, command, phase of a new episode
-        reach = [(-0.5, 0.5)] * 2 + [(-math.pi, math.pi)] + [(-0.5, 0.5)] * 6
+        reach = [(-START_REACH, START_REACH)] * 2 + [(-math.pi, math.pi)] + [(-0.5, 0.5)] * 6
         reach += [commands.forward, commands.left, commands.turn, (0.0, 1.0 if random_phase else 0.0)]
         self._start_low, high = np.array(reach).T
         self._start_width = high - self._start_low
         # Action, command and phase live here. Rows are a little longer than needed: with a power of two between them
         # they would compete for the same cache lines.
-        self._now = _Observed(np.zeros((CRITIC_SIZE, num_envs + 16), np.float32)[:, :num_envs])
+        self._now = _Observed(np.zeros((self.observation["critic"].shape[1], num_envs + 16), np.float32)[:, :num_envs])
         self._action_change = np.zeros((12, num_envs), np.float32)
         self.mutable.update({"now": self._now.rows, **self.sims.mutable})
+        if terrain is not None and self._ground is not None:
+            self.mutable.update(self._ground.mutable)
+            self.mirrors = {**self.mirrors, "critic": mirrored(self.mirrors["critic"], terrain)}
 
     def planar_motion(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """As in the base."""
@@ -287,20 +296,26 @@ class Go2JoystickFlat(TaskEnv):
         if self._robots is not None:
             self._robots.derive(np.arange(self.num_envs))
 
+    def _restart(self) -> None:
+        if self._ground is not None:
+            self._ground.restart(self.np_random)
+
     def _begin(self, ids: Ids) -> None:
-        """The robot stands within half a metre of the origin, any way round, and moves a little."""
+        """The robot stands near the origin or the middle of its tile, any way round, and moves a little."""
         rng, n = self.np_random, ids.size
         start = self._start_low + self._start_width * rng.random((n, self._start_low.size))
         motion = np.zeros((n, 37))
         motion[:, :2] = start[:, :2]
         motion[:, 2] = go2.STAND_HEIGHT
+        if self._ground is not None:
+            motion[:, :3] += self._ground.begin(ids)
         motion[:, 3:7] = _heading(start[:, 2], go2.STAND_PITCH)
         motion[:, 7:19] = self._stand
         motion[:, 19:25] = start[:, 3:9]
         self.sims.place(ids, motion)
         if self._robots is not None:
             self._robots.draw(rng, ids)
-        first = _Observed(np.zeros((CRITIC_SIZE, n), np.float32))
+        first = _Observed(np.zeros((len(self._now.rows), n), np.float32))
         first.command[:] = start[:, 9:12].T
         first.phase[:] = observations.gait_phase(start[:, 12].astype(np.float32), GAIT_OFFSETS)
         self._now.rows[:, ids] = first.rows
@@ -319,8 +334,15 @@ class Go2JoystickFlat(TaskEnv):
         height = self._sense(self.sims.motion, now)
         planar_error = now.command[:2] - now.velocity[:2]
         yaw_error = now.command[2] - now.angular_velocity[2]
-        feet = self._feet_height.T.copy()
-        touches = feet < go2.FOOT_RADIUS + go2.CONTACT_MARGIN  # on flat ground the same as a contact
+        feet = self._feet[:, 2::3].T.copy()
+        from_ground = feet
+        if self._ground is not None:
+            x, y = self._feet[:, 0::3].T, self._feet[:, 1::3].T
+            from_ground = self._ground.field.clearance(x, y, feet)
+            feet -= self._ground.field.height(x, y)
+            self._ground.count(now.velocity[:2], now.command[:2], CONTROL_STEP_S)
+            self.truncated |= self._ground.field.outside(*self.sims.qpos[:, :2].T)
+        touches = from_ground < go2.FOOT_RADIUS + go2.CONTACT_MARGIN  # on flat ground the same as a contact
         in_swing = now.phase >= STANCE
 
         term = self._term
@@ -348,8 +370,19 @@ class Go2JoystickFlat(TaskEnv):
         if self._noise is not None:
             actor[:, MEASURED] = observations.uniform_noise(self.np_random, actor[:, MEASURED], self._noise)
 
+    def _finish_episodes(self, ids: Ids) -> None:
+        super()._finish_episodes(ids)
+        if self._ground is not None:
+            self.totals[-1] += self._ground.level.sum(), self.num_envs
+            command = self._now.command[:, ids]
+            commanded_m = np.hypot(command[0], command[1]) * self._time_limit[ids] * CONTROL_STEP_S
+            self._ground.move(self.np_random, ids, self.sims.qpos[ids, :2].T, commanded_m, self.terminated[ids])
+
     def _sense(self, motion: Rows, now: _Observed) -> Array:
-        """Writes what n simulations (n, 37) are doing into their observations; returns the bases' heights (n,)."""
+        """Writes what n simulations (n, 37) are doing into their observations.
+
+        Returns the bases' heights above the ground beneath them (n,) [m].
+        """
         state = motion.T.astype(np.float32, order="C")
         rotation = rotation_matrix(state[3:7])
         now.angular_velocity[:] = state[22:25]
@@ -357,6 +390,8 @@ class Go2JoystickFlat(TaskEnv):
         np.subtract(state[7:19], self._stand_column, out=now.joint_offset)
         now.joint_rate[:] = state[25:]
         now.velocity[:] = point_velocity_b(rotation, state[19:22], now.angular_velocity, self._lever)
+        if self._ground is not None:
+            return self._ground.sense(state[:3], rotation, now.ground)
         height: Array = state[2]
         return height
 
