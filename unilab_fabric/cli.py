@@ -12,6 +12,7 @@ from unilab_fabric import __version__
 from unilab_fabric.commands.motions import motion
 from unilab_fabric.commands.options import PROGRAM
 from unilab_fabric.commands.policies import evaluate, export, play, rsl_rl
+from unilab_fabric.commands.reports import report
 from unilab_fabric.commands.runs import doctor, fit
 from unilab_fabric.errors import UserError, UserErrors, nearest
 
@@ -54,6 +55,7 @@ def tasks(tokens: Sequence[str]) -> int:
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "fit": fit,
     "evaluate": evaluate,
+    "report": report,
     "tasks": tasks,
     "doctor": doctor,
     "play": play,
