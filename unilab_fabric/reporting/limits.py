@@ -259,7 +259,8 @@ def _more_ranks(run: FinishedRun, rank: RankTimes) -> Estimate:
             "it has cores and a device of its own; no all-reduce and no wait for the slower rank, unknown to one rank"
         )
     else:
-        text = f"it has cores and a device of its own; the wait for the slowest rank ({ms(wait_for_slowest_s(run))} a tick)"
+        late = ms(wait_for_slowest_s(run))
+        text = f"it has cores and a device of its own; the wait for the slowest rank ({late} a tick)"
         measured = rank.between_ranks_s
         text += f" and the all-reduce ({ms(measured)})" if measured else " and the all-reduce, both within `update`,"
         text += " stay as now"
