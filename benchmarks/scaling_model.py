@@ -27,14 +27,12 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing.spawn as mp
 import yaml
 from shared.timing import machine
 
@@ -257,23 +255,21 @@ def reductions_of(settings: FastSAC, task: Mapping[str, Any]) -> tuple[Reduction
 
 def measured_link(busy: bool, seconds: float) -> Link:
     """gloo between two processes on the first two cores; `busy`: while another process wants each core too."""
+    spawn = multiprocessing.get_context("spawn")
+    burners = [spawn.Process(target=_burn, args=(core,), daemon=True) for core in _two_cores() if busy]
     with tempfile.TemporaryDirectory() as folder:
-        workers = [
-            multiprocessing.get_context("spawn").Process(target=_burn, args=(core,), daemon=True)
-            for core in _two_cores()
-        ]
-        _started(workers if busy else [])
-        mp.start_processes(_time_all_reduces, args=(folder, seconds), nprocs=2)  # type: ignore[no-untyped-call]
-        for worker in workers if busy else []:
-            worker.terminate()
-            worker.join()
+        pair = [spawn.Process(target=_time_all_reduces, args=(rank, folder, seconds)) for rank in range(2)]
+        for process in (*burners, *pair):
+            process.start()
+        for process in pair:
+            process.join()
+        for burner in burners:
+            burner.terminate()
+            burner.join()
+        if any(process.exitcode for process in pair):
+            sys.exit("error: the two processes that measure the link have failed")
         small, large = json.loads((Path(folder) / "seconds.json").read_text())
     return Link(latency_s=small / 2, bytes_per_s=LARGE / (large - small))  # ring of two: 2 messages, all bytes once
-
-
-def _started(workers: Sequence[SpawnProcess]) -> None:
-    for worker in workers:
-        worker.start()
 
 
 def _two_cores() -> list[int]:
