@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tests.manifests import cartpole_run, write_checkpoint
+from tests.manifests import cartpole_run, write_checkpoint, write_finished_run
 from unilab_fabric import cli
 
 ROOT = Path(__file__).parents[1]
@@ -40,14 +40,17 @@ class MyTask(CartpoleSwingup):
     def __init__(self, num_envs: int = 64, *, my_setting: int = 1, num_threads: int = 0, seed: int = 0):
         super().__init__(num_envs, num_threads=num_threads, seed=seed)
 """
+TICK_MS = {"tick": 10, "wait": 5, "commit": 0.2, "act": 0.3, "update": 4, "physics": 9, "collector_wait": 1}
 SHOWN = [(page, tokens) for page in PAGES for tokens in commands(page)]
 EXAMPLES = [example for page in PAGES for example in examples(page)]
 
 
 @pytest.fixture(autouse=True)
-def a_folder_with_one_run(tmp_path, monkeypatch):
+def a_folder_with_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_checkpoint(tmp_path / "runs" / "my_run", cartpole_run())
+    for name, ranks in {"one-rank": 1, "two-ranks": 2}.items():
+        write_finished_run(tmp_path / "runs" / name, cartpole_run(), [TICK_MS] * ranks)
     (tmp_path / "my_package.py").write_text(MY_TASK)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "docs"))

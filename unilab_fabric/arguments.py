@@ -340,3 +340,12 @@ def _take(tree: Tree, path: list[str]) -> bool:
     for name in path[:-1]:
         tree = tree.get(name, {})
     return tree.pop(path[-1], MISSING) is not MISSING
+
+
+def flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Settings by dotted name, as on the command line."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = path if key == "init_args" else f"{path}.{key}".removeprefix(".")
+        found |= flat(value, name) if isinstance(value, Mapping) else {name: value}
+    return found

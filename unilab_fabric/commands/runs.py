@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from unilab_fabric.arguments import Tree, build, check_arguments, shown
+from unilab_fabric.arguments import Tree, build, check_arguments, flat, shown
 from unilab_fabric.checkpoints import find_checkpoint, saved_config
 from unilab_fabric.commands.options import PROGRAM, help_text
 from unilab_fabric.config import (
@@ -170,20 +169,12 @@ def _settings_of_checkpoint(given: Tree) -> Tree:
 
 def _changes(saved: Tree, config: RunConfig) -> list[str]:
     """Settings that differ from the saved ones, one line each."""
-    before, now = _flat(saved), _flat(to_plain(config))
+    before, now = flat(saved), flat(to_plain(config))
     return [
         f"{name} {shown(before.get(name))} -> {shown(value)}"
         for name, value in now.items()
         if value != before.get(name)
     ]
-
-
-def _flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = path if key == "init_args" else f"{path}.{key}".removeprefix(".")
-        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
-    return flat
 
 
 def _help(command: str, flag: Flag, given: Tree) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from unilab_fabric import __version__
+from unilab_fabric.arguments import flat
 from unilab_fabric.errors import Problems, UserError
 
 COLLECTOR = ("physics", "collector_wait")
@@ -168,15 +169,6 @@ def read_run(folder: Path) -> FinishedRun:
     if (folder / "run_summary.json").is_file():
         return _from_summary(folder, settings, _summary(folder / "run_summary.json"), curves)
     return _from_curves(folder, settings, curves)
-
-
-def flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Settings by dotted name, as on the command line."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = path if key == "init_args" else f"{path}.{key}".removeprefix(".")
-        found |= flat(value, name) if isinstance(value, Mapping) else {name: value}
-    return found
 
 
 # ---- a run that came to its end -----------------------------------------------------------------------------------
