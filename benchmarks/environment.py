@@ -1,6 +1,7 @@
 """What observations, rewards, resets and bookkeeping cost: `advance` of Go2JoystickFlat against `Batch.step` alone.
 
     python benchmarks/environment.py [--json PATH]
+    python benchmarks/environment.py --terrain
 
 Physics costs what the contacts of the moment cost, so both sides step the same states under the same controls: before
 each tick the reference gets a copy of the task's states, then both step once, each with the clock on it alone and in
@@ -8,6 +9,8 @@ turns first. The actions are a noisy open-loop trot, and episodes end as they do
 
 Other processes on the machine distort the comparison either way. So only undisturbed ticks count: those in which
 neither side took more than 1.15 times the fastest tenth of its own; the output says how many they were.
+
+With --terrain: what both walking tasks cost on rough ground against flat ground, under the same actions.
 """
 
 import argparse
@@ -24,7 +27,9 @@ from numpy.typing import NDArray
 from unilab_fabric.envs.batch import allowed_cores
 from unilab_fabric.envs.robots import go2
 from unilab_fabric.envs.robots.model import Physics
+from unilab_fabric.envs.tasks.g1_walk import G1WalkFlat
 from unilab_fabric.envs.tasks.go2_joystick import CONTROL_STEP_S, GAIT_HZ, GAIT_OFFSETS, Go2JoystickFlat
+from unilab_fabric.envs.terrain import Terrain
 from unilab_fabric.envs.vector_env import Array
 
 BARS = {256: 0.93, 1024: 0.95}
@@ -33,6 +38,7 @@ WARM_UP_TICKS = 100
 FAITHFUL_TICKS = 30  # it is slow
 UNDISTURBED = 1.15
 ACTION_SCALE = 0.25  # rad
+TERRAIN_ENVS, TERRAIN_TICKS = 256, 200
 
 Step = Callable[[], None]
 
@@ -118,11 +124,43 @@ def measure(num_envs: int) -> dict[str, float]:
     }
 
 
+def measure_terrain(cls: type[Go2JoystickFlat] | type[G1WalkFlat]) -> tuple[float, float, int]:
+    """Environment steps per second on flat ground and on terrain, one thread each, and the ticks that count."""
+    flat, rough = (cls(TERRAIN_ENVS, terrain=terrain, stagger=True, num_threads=1) for terrain in (None, Terrain()))
+    rng = np.random.default_rng(0)
+    for task in (flat, rough):
+        task.reset(seed=0)
+
+    def both(tick: int) -> tuple[Step, Step]:
+        action = rng.normal(0, 0.2, flat.action_space.shape or ()).clip(-1, 1).astype(np.float32)
+        return partial(flat.advance, action.copy()), partial(rough.advance, action.copy())
+
+    undisturbed_seconds(20, both)  # warm up
+    seconds = undisturbed_seconds(TERRAIN_TICKS, both)
+    flat_s, rough_s = seconds.mean(axis=0)
+    return TERRAIN_ENVS / flat_s, TERRAIN_ENVS / rough_s, len(seconds)
+
+
+def print_terrain() -> None:
+    """Prints one line per walking task."""
+    for cls in (Go2JoystickFlat, G1WalkFlat):
+        flat, rough, ticks = measure_terrain(cls)
+        print(
+            f"{cls.__name__}, {TERRAIN_ENVS} environments, one thread: {rough:.0f} steps/s on terrain, {flat:.0f} on "
+            f"flat ground, ratio {rough / flat:.2f}, from {ticks} of {TERRAIN_TICKS} ticks"
+        )
+
+
 def main() -> None:
     """Prints one line per number of environments, and whether it is within the bar."""
     parser = argparse.ArgumentParser(description="Go2JoystickFlat against its physics alone")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    path = parser.parse_args().json
+    parser.add_argument("--terrain", action="store_true", help="rough ground against flat ground instead")
+    options = parser.parse_args()
+    path = options.json
+    if options.terrain:
+        print_terrain()
+        return
     results = [measure(num_envs) for num_envs in TICKS]
     for result in results:
         bar = BARS.get(int(result["num_envs"]))

@@ -184,9 +184,7 @@ def test_too_few_cores_are_an_error(scaling, monkeypatch, tmp_path, capsys):
 
 def test_a_command_that_fails_is_quoted_and_one_that_lasts_is_ended(scaling, tmp_path):
     jobs = sys.modules["shared.jobs"]
-    with pytest.raises(
-        jobs.Unmeasured, match=r"it ended with status 2; see .*output\.txt, whose last line is: error"
-    ):
+    with pytest.raises(jobs.Unmeasured, match=r"it ended with status 2; see .*output\.txt, whose last line is: error"):
         jobs.fit(["--no_such_setting=1"], tmp_path, {0}, 60.0)
     with pytest.raises(jobs.Unmeasured, match="it has not ended within 0 s"):
         jobs.fit(["--config=cartpole.yaml", f"--training.log_root={tmp_path}"], tmp_path, None, 0.1)
