@@ -79,6 +79,8 @@ class TrainingConfig:
     kernel after the other, as they do with false. With debug_collectives they always do."""
     gradient_wire: Literal["float32", "bfloat16"] = "float32"
     """What gradients travel as between ranks; bfloat16 halves the bytes and keeps three digits, for slow links."""
+    shared_memory: bool = True
+    """On the CPU, ranks of one machine average their gradients in memory that they share, and not through gloo."""
     debug_collectives: bool = False
     """Compare what the ranks are about to do before every collective, and name the call sites if it differs; slow."""
 

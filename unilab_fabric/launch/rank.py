@@ -33,6 +33,7 @@ from unilab_fabric.loop.runner import Runner
 from unilab_fabric.parallel.calls import CallLog
 from unilab_fabric.parallel.presence import Presence
 from unilab_fabric.parallel.reduce import Ranks
+from unilab_fabric.parallel.shared import open_shared_sum
 
 _SHARED_DISK_S = 10.0
 """Seconds [s] that a shared disk may take to show what another machine has written."""
@@ -107,7 +108,7 @@ def _ranks(config: RunConfig, topology: Topology, fabric: Fabric) -> Ranks:
         return Ranks()
     rank, size, training = fabric.global_rank, fabric.world_size, config.training
     store, with_rank_0 = second_store(fabric)
-    return Ranks(
+    ranks = Ranks(
         rank,
         size,
         presence=Presence(
@@ -124,6 +125,9 @@ def _ranks(config: RunConfig, topology: Topology, fabric: Fabric) -> Ranks:
         if training.debug_collectives
         else None,
     )
+    if training.shared_memory and topology.accelerator == "cpu" and topology.num_nodes == 1:
+        return replace(ranks, shared=open_shared_sum(rank, size, ranks.gather))
+    return ranks
 
 
 def _build(

@@ -1,17 +1,7 @@
-"""Compiles kernels.c for this machine and binds it; learners work without it, only slower.
-
-The result lies in the user's cache under a name made from the source, the compiler and the processor, so that it is
-built once, and a home folder shared by different machines keeps one for each.
-"""
+"""Binds kernels.c; learners work without it, only slower."""
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,13 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unilab_fabric.native import Unavailable, build
+
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ["-O3", "-march=native", "-fopenmp", "-fPIC"]
 # what vectorisation needs of -ffast-math; never -ffinite-math-only, as a value that is not finite must stay one
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
-COMPILE_DEADLINE_S = 60.0
 
 BLOCK = 8  # as in kernels.c
 # arguments of each function: p a pointer, f a float, l a long
@@ -47,59 +38,14 @@ SIGNATURES = {
 C_TYPES = {"p": ctypes.c_void_p, "f": ctypes.c_float, "l": ctypes.c_long}
 
 
-class KernelsUnavailable(Exception):
-    """The kernels could not be built or loaded here; the message says why."""
-
-
 @cache
 def load_kernels(dtype: torch.dtype) -> "Kernels | None":
     """The kernels beside products in float32 or bfloat16; None, said in one log line, where they cannot be built."""
     try:
-        return Kernels(_built(dtype), dtype)
-    except (KernelsUnavailable, OSError, subprocess.SubprocessError) as error:
+        return Kernels(build(SOURCE, [*FLAGS, *(["-DBF16"] if dtype == torch.bfloat16 else [])]), dtype)
+    except (Unavailable, OSError) as error:
         logger.warning("fused CPU kernels are not used (%s); PyTorch computes the same, slower", error)
         return None
-
-
-def _built(dtype: torch.dtype) -> Path:
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise KernelsUnavailable("no C compiler found")
-    defines = ["-DBF16"] if dtype == torch.bfloat16 else []
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_DEADLINE_S, check=False)
-    recipe = [SOURCE.read_bytes(), *(flag.encode() for flag in [*FLAGS, *defines]), version.stdout, _processor()]
-    library = _cache_folder() / f"kernels-{hashlib.sha256(b'|'.join(recipe)).hexdigest()[:16]}.so"
-    if not library.exists():
-        _compile(compiler, defines, library)
-    return library
-
-
-def _compile(compiler: str, defines: list[str], library: Path) -> None:
-    """Builds beside the final name and renames, so that ranks that start together cannot see half a file."""
-    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        built = Path(folder) / "kernels.o"
-        # linked without -fopenmp, which would name a second OpenMP runtime beside PyTorch's
-        commands = [
-            [compiler, *FLAGS, *defines, "-c", str(SOURCE), "-o", str(built)],
-            [compiler, "-shared", str(built), "-o", f"{built}.so"],
-        ]
-        for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_DEADLINE_S, check=False)
-            if done.returncode != 0:
-                raise KernelsUnavailable((done.stderr.strip().splitlines() or ["the compiler failed"])[-1])
-        os.replace(f"{built}.so", library)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unilab_fabric"
-
-
-def _processor() -> bytes:
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor().encode()
-    return b"".join(sorted({line for line in cpuinfo.read_bytes().splitlines() if line.startswith(b"flags")}))
 
 
 class Kernels:

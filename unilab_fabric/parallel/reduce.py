@@ -19,6 +19,7 @@ from unilab_fabric.errors import PeerLost
 from unilab_fabric.parallel.calls import CallLog
 from unilab_fabric.parallel.flat import FlatParameters
 from unilab_fabric.parallel.presence import Kind, Presence
+from unilab_fabric.parallel.shared import PeerGone, SharedSum
 
 _LOOK = timedelta(seconds=0.5)
 _BUSY_LOOKS = 200
@@ -46,6 +47,8 @@ class Ranks:
     """What gradients travel as."""
     calls: CallLog | None = None
     """Compares the ranks' calls before each one (`training.debug_collectives`)."""
+    shared: SharedSum | None = None
+    """Where ranks of one machine add up float32 buffers on the CPU; without it gloo does."""
 
     def mean_(self, buffer: Tensor, name: str) -> None:
         """Replaces a contiguous float buffer by its mean over ranks, the same bits on every rank."""
@@ -70,7 +73,10 @@ class Ranks:
             return
         if not buffer.is_contiguous():
             raise ValueError(f"a collective needs a contiguous buffer, not strides {buffer.stride()}")
-        self._together(f"all_reduce of {name}", dist.all_reduce, buffer)
+        if self.shared is not None and buffer.dtype == torch.float32:
+            self._sum_in_memory(self.shared, buffer, f"all_reduce of {name}")
+        else:
+            self._together(f"all_reduce of {name}", dist.all_reduce, buffer)
 
     def broadcast_(self, buffer: Tensor, name: str) -> None:
         """Replaces a contiguous buffer by rank 0's."""
@@ -101,6 +107,25 @@ class Ranks:
     def _together(self, call: str, collective: Callable[..., Any], *arguments: Any) -> None:
         """Runs a collective. Raises PeerLost, naming it, where it cannot finish, PeerStalled where a rank is late."""
         self._start(call, collective, *arguments).wait()
+
+    def _sum_in_memory(self, shared: SharedSum, buffer: Tensor, call: str) -> None:
+        number = 0 if self.presence is None else self.presence.enter()
+        if self.calls is not None:
+            self.calls.compare(call, (buffer,))
+        waited = False
+
+        def look(waited_s: float) -> None:
+            nonlocal waited
+            waited = True
+            if self.presence is not None:
+                self.presence.judge(call, number, waited_s)
+
+        try:
+            shared.sum_(buffer, look)
+        except PeerGone as error:
+            raise self.lost(call, error) from error
+        if waited and self.presence is not None:
+            self.presence.waited()
 
     def at(self, place: str) -> None:
         """Says where in the run this rank is, for what the others may have to say about it."""
