@@ -1,15 +1,16 @@
 """How fast would a job of 1 to 1,024 ranks be, and what would limit it? A model, held against what runs here.
 
-    python benchmarks/scaling_model.py [--json PATH] [--rounds N] [--env_steps N] [--slow_link RATE] [--quick]
+    python benchmarks/scaling_model.py [--json PATH] [--rounds N] [--env_steps N] [--gloo] [--slow_link RATE] [--quick]
 
-Measured: the phases of a tick of FastSAC on the Go2 (configs/sac.yaml) with one rank, and an all-reduce of gloo between
-two processes. From these the model predicts one rank on two cores, one on a single core, and two ranks with a core
-each; then the same three are run, in turns, and the error is printed. With three cores or more, three ranks too; with
-less they are refused, and their prediction is printed alone. At the end stands a table for many ranks on links that
-are assumed, not measured.
+Measured: the phases of a tick of FastSAC on the Go2 (configs/sac.yaml) with one rank, and an all-reduce between two
+processes, in shared memory as ranks of one machine make it, or with `--gloo` as those of several machines do. From
+these the model predicts one rank on two cores, one on a single core, and two ranks with a core each; then the same
+three are run, in turns, and the error is printed. With three cores or more, three ranks too; with less they are
+refused, and their prediction is printed alone. At the end stands a table for many ranks on links that are assumed, not
+measured.
 
 `--slow_link 100mbit` does all of it in a network namespace of its own, whose loopback `tc` holds to that rate: another
-bandwidth to predict. It needs Linux and root, and leaves the machine's own network alone.
+bandwidth to predict, that of gloo. It needs Linux and root, and leaves the machine's own network alone.
 
 The formula and its limits are explained in docs/scaling.md.
 """
@@ -39,7 +40,9 @@ from shared.timing import machine
 from unilab_fabric.envs.registry import make_task
 from unilab_fabric.learners.fast_sac.config import FastSAC
 from unilab_fabric.learners.fast_sac.learner import FastSACLearner
+from unilab_fabric.loop.phases import WORK_OF_COLLECTOR
 from unilab_fabric.parallel.reduce import Ranks
+from unilab_fabric.parallel.shared import open_shared_sum
 
 PRESET = Path(__file__).parents[1] / "configs" / "sac.yaml"
 SMALL, LARGE = 4, 1 << 21
@@ -189,13 +192,14 @@ def _length(tick: Tick, learner_s: float) -> float:
 
 
 def run(
-    folder: Path, name: str, env_steps: int, ranks: int = 1, cores: int | None = None, log_every: int = 10
+    folder: Path, name: str, env_steps: int, gloo: bool, ranks: int = 1, cores: int | None = None, log_every: int = 10
 ) -> list[dict[str, float]]:
     """The reports of a real run, those of its second half; `cores` limits what it may use."""
     command = [sys.executable, "-m", "unilab_fabric", "fit", "--config", str(PRESET), "--training.accelerator", "cpu"]
     command += ["--training.max_env_steps", str(env_steps), "--training.log_every", str(log_every)]
     command += ["--training.log_root", str(folder), "--training.run_name", name, "--devices", str(ranks)]
     command += ["--checkpoint.every", "0", "--logger", "CSVLogger"]
+    command += ["--training.shared_memory", "false" if gloo else "true"]
     mask = sorted(os.sched_getaffinity(0))[:cores]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=600, preexec_fn=lambda: os.sched_setaffinity(0, mask)
@@ -219,7 +223,7 @@ def measured_tick(rows: Sequence[Mapping[str, float]], num_envs: int, reductions
         return sum(statistics.fmean(row[f"Perf/{phase}_ms"] for row in rows) for phase in phases) / 1e3
 
     ticks = [num_envs / row["Perf/env_steps_per_sec"] for row in rows]
-    physics, serial, update = mean_s("physics"), mean_s("commit", "act"), mean_s("update")
+    physics, serial, update = mean_s(*WORK_OF_COLLECTOR), mean_s("commit", "act"), mean_s("update")
     other = max(0.0, statistics.fmean(ticks) - mean_s("wait", "commit", "act", "update"))
     return Tick(
         env_steps=num_envs,
@@ -253,12 +257,12 @@ def reductions_of(settings: FastSAC, task: Mapping[str, Any]) -> tuple[Reduction
     )
 
 
-def measured_link(busy: bool, seconds: float) -> Link:
-    """gloo between two processes on the first two cores; `busy`: while another process wants each core too."""
+def measured_link(gloo: bool, busy: bool, seconds: float) -> Link:
+    """Between two processes on the first two cores; `busy`: while another process wants each core too."""
     spawn = multiprocessing.get_context("spawn")
     burners = [spawn.Process(target=_burn, args=(core,), daemon=True) for core in _two_cores() if busy]
     with tempfile.TemporaryDirectory() as folder:
-        pair = [spawn.Process(target=_time_all_reduces, args=(rank, folder, seconds)) for rank in range(2)]
+        pair = [spawn.Process(target=_time_all_reduces, args=(rank, folder, gloo, seconds)) for rank in range(2)]
         for process in (*burners, *pair):
             process.start()
         for process in pair:
@@ -283,12 +287,15 @@ def _burn(core: int) -> None:
         pass
 
 
-def _time_all_reduces(rank: int, folder: str, seconds: float) -> None:
+def _time_all_reduces(rank: int, folder: str, gloo: bool, seconds: float) -> None:
     """Writes the mean seconds of a small and a large all-reduce."""
     os.sched_setaffinity(0, {_two_cores()[rank]})
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    ranks = Ranks(rank, 2)
+    if not gloo:
+        ranks = replace(ranks, shared=open_shared_sum(rank, 2, ranks.gather))
     means: list[float] = []
     for num_bytes in (SMALL, LARGE):
         buffer = torch.zeros(num_bytes // 4)
@@ -299,7 +306,7 @@ def _time_all_reduces(rank: int, folder: str, seconds: float) -> None:
                 count = int(share)
             since = time.perf_counter()
             for _ in range(count):
-                dist.all_reduce(buffer)
+                ranks.sum_(buffer, "a buffer of zeros")
             means.append((time.perf_counter() - since) / count)
     if rank == 0:
         (Path(folder) / "seconds.json").write_text(json.dumps(means))
@@ -310,7 +317,7 @@ def _time_all_reduces(rank: int, folder: str, seconds: float) -> None:
 # ---- prediction against measurement -------------------------------------------------------------------------------
 
 
-def check(env_steps: int, rounds: int, seconds: float) -> dict[str, Any]:
+def check(env_steps: int, rounds: int, gloo: bool, seconds: float) -> dict[str, Any]:
     """Measures inputs, predicts, runs, prints the errors."""
     num_envs, settings, task = preset()
     reductions = reductions_of(settings, task)
@@ -324,10 +331,11 @@ def check(env_steps: int, rounds: int, seconds: float) -> dict[str, Any]:
     rates: dict[str, list[float]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(rounds):
-            rows = run(Path(folder), f"inputs-{i}", env_steps, cores=2, log_every=1)
+            rows = run(Path(folder), f"inputs-{i}", env_steps, gloo, cores=2, log_every=1)
             inputs.append(measured_tick(rows, num_envs, reductions))
             for name, (ranks, used) in cases.items():
-                rows = run(Path(folder), f"{name}-{i}".replace(" ", "-").replace(",", ""), env_steps, ranks, used)
+                plain = f"{name}-{i}".replace(" ", "-").replace(",", "")
+                rows = run(Path(folder), plain, env_steps, gloo, ranks, used)
                 rates[name].append(mean_rate(rows))
     tick = replace(
         inputs[0],
@@ -336,8 +344,8 @@ def check(env_steps: int, rounds: int, seconds: float) -> dict[str, Any]:
             for part in ("physics_s", "serial_s", "update_s", "other_s", "overlap_s", "jitter_s")
         },
     )
-    quiet, busy = measured_link(False, seconds), measured_link(True, seconds)
-    _print_inputs(tick, quiet, busy)
+    quiet, busy = measured_link(gloo, False, seconds), measured_link(gloo, True, seconds)
+    _print_inputs(tick, "gloo" if gloo else "shared memory", quiet, busy)
 
     print(f"\n{'':24}{'predicted':>10}{'measured':>10}{'error':>8}   env steps/s; measured: median of {rounds}")
     numbers: dict[str, Any] = {"tick": asdict(tick), "link": asdict(quiet), "busy_link": asdict(busy), "cases": {}}
@@ -356,7 +364,7 @@ def check(env_steps: int, rounds: int, seconds: float) -> dict[str, Any]:
     return numbers
 
 
-def _print_inputs(tick: Tick, quiet: Link, busy: Link) -> None:
+def _print_inputs(tick: Tick, transport: str, quiet: Link, busy: Link) -> None:
     print("a tick of one rank [ms]: ", end="")
     print(
         ", ".join(
@@ -368,7 +376,7 @@ def _print_inputs(tick: Tick, quiet: Link, busy: Link) -> None:
     sizes = (f"{one.num_bytes / 1e6:.2f} MB x {one.per_tick:g}" for one in tick.reductions)
     print("gradients of a tick: " + ", ".join(sizes))
     for name, link in (("idle cores", quiet), ("busy cores", busy)):
-        print(f"gloo, {name}: {1e6 * link.latency_s:.0f} us a message, {link.bytes_per_s / 1e9:.2f} GB/s")
+        print(f"{transport}, {name}: {1e6 * link.latency_s:.0f} us a message, {link.bytes_per_s / 1e9:.2f} GB/s")
 
 
 # ---- many ranks, assumed ------------------------------------------------------------------------------------------
@@ -445,16 +453,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers there")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each case, in turns")
     parser.add_argument("--env_steps", type=int, default=200_000, help="length of a run")
+    parser.add_argument("--gloo", action="store_true", help="ranks add up through gloo, as on several machines")
     parser.add_argument("--slow_link", metavar="RATE", help="in tc's words, such as 100mbit")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, not how fast")
     arguments = parser.parse_args()
     if arguments.slow_link:
         rest = [f"--rounds={arguments.rounds}", f"--env_steps={arguments.env_steps}"]
-        rest += ["--quick"] * arguments.quick + ([f"--json={arguments.json}"] if arguments.json else [])
+        rest += ["--gloo"] + ["--quick"] * arguments.quick + ([f"--json={arguments.json}"] if arguments.json else [])
         sys.exit(in_namespace(arguments.slow_link, rest))
     print(f"{machine()['processor']}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}", flush=True)
     env_steps, rounds, seconds = (20_000, 1, 0.2) if arguments.quick else (arguments.env_steps, arguments.rounds, 2.0)
-    numbers = check(env_steps, rounds, seconds)
+    numbers = check(env_steps, rounds, arguments.gloo, seconds)
     tick = dict(numbers["tick"])
     tick["reductions"] = tuple(Reduction(**one) for one in tick["reductions"])
     numbers["tables"] = print_tables(Tick(**tick))

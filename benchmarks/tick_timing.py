@@ -1,7 +1,8 @@
 """What does it cost that every tick's time is split into its phases, as a share of the tick?
 
-The tick is one of configs/sac.yaml, timed as a run has it. The cost is that of entering and leaving the phases of one
-tick around nothing, many times over: far below what two runs differ by.
+The tick is one of configs/sac.yaml, timed as a run has it. The cost is that of all readings of the clock of one tick,
+the collector's and those around all-reduces included, around nothing and many times over: far below what two runs
+differ by.
 
     python benchmarks/tick_timing.py [--json PATH] [--quick]
 """
@@ -10,9 +11,11 @@ import argparse
 import contextlib
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from shared.timing import in_turn, machine, table
 
@@ -20,6 +23,7 @@ from unilab_fabric.config import CheckpointConfig, TrainingConfig, build_learner
 from unilab_fabric.hooks.hook import Hooks
 from unilab_fabric.learners.learner import OffPolicyConfig
 from unilab_fabric.loop.collector import Collector, CollectorConfig
+from unilab_fabric.loop.phases import COLLECTOR_PHASES
 from unilab_fabric.offpolicy.assemble import assemble
 from unilab_fabric.offpolicy.runner import OffPolicyRunner
 from unilab_fabric.parallel.reduce import Ranks
@@ -27,7 +31,9 @@ from unilab_fabric.parallel.reduce import Ranks
 PRESET = Path(__file__).parents[1] / "configs" / "sac.yaml"
 TICK, TIMING = "a tick", "its timing, 1000 times"
 _TIMES = 1000
-_LEARNER_PHASES = ("wait", "commit", "act", "update")
+_TIMED = ("wait", "commit", "act", "update")
+_ALL_REDUCES = 2
+_COLLECTOR_READINGS = 6
 
 
 @contextlib.contextmanager
@@ -70,10 +76,17 @@ def measure(threads: int, repeats: int, seconds: float) -> dict[str, float]:
 
     def timing() -> None:
         for _ in range(_TIMES):
-            for phase in _LEARNER_PHASES:
+            for phase in _TIMED:
                 with runner._timed(phase):
                     pass
+            for _ in range(_ALL_REDUCES):
+                with waits.counted():
+                    pass
+            for _ in range(_COLLECTOR_READINGS):
+                time.perf_counter()
+            runner._reporter.count_collector(seconds_of_collector)
 
+    waits, seconds_of_collector = Ranks().waits, np.zeros(len(COLLECTOR_PHASES))
     with rank(threads) as runner:
         times = in_turn({TICK: runner.advance, TIMING: timing}, repeats, seconds)
     numbers = table("sac.yaml, one rank", times, TICK)

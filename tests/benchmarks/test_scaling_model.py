@@ -138,7 +138,7 @@ def test_the_wait_for_the_slowest_rank_is_added(model, tick):
 
 def test_a_tick_is_measured_from_reports(model):
     def row(tick_ms, wait_ms):
-        times = {"physics": 8.0, "commit": 0.5, "act": 0.5, "update": 6.0, "wait": wait_ms}
+        times = {"physics": 7.0, "rewards": 0.9, "copy": 0.1, "commit": 0.5, "act": 0.5, "update": 6.0, "wait": wait_ms}
         rate = 64 / tick_ms * 1e3
         return {"Perf/env_steps_per_sec": rate} | {f"Perf/{phase}_ms": ms for phase, ms in times.items()}
 
@@ -160,8 +160,9 @@ def test_gradients_are_those_of_the_shipped_preset(model):
     assert critic.num_bytes > actor.num_bytes
 
 
-def test_two_processes_measure_a_link(model):
-    link = model.measured_link(False, 0.05)
+@pytest.mark.parametrize("gloo", [True, False])
+def test_two_processes_measure_a_link(model, gloo):
+    link = model.measured_link(gloo, False, 0.05)
     assert 1e-6 < link.latency_s < 0.1
     assert 1e6 < link.bytes_per_s < 1e12
 
@@ -170,11 +171,12 @@ def test_prediction_stands_beside_measurement(model, monkeypatch, capsys, tmp_pa
     rows = [
         {"Perf/env_steps_per_sec": rate}
         | {f"Perf/{phase}_ms": 2.0 for phase in ("wait", "commit", "act", "update", "physics")}
+        | {"Perf/rewards_ms": 0.0, "Perf/copy_ms": 0.0}
         for rate in (25_600.0, 25_600.0)
     ]
     monkeypatch.setattr(model, "run", lambda *arguments, **options: rows)
     monkeypatch.setattr(model.os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(model, "measured_link", lambda busy, s: model.Link(latency_s=1e-5, bytes_per_s=1e9))
+    monkeypatch.setattr(model, "measured_link", lambda gloo, busy, s: model.Link(latency_s=1e-5, bytes_per_s=1e9))
     monkeypatch.setattr(sys, "argv", ["scaling_model.py", "--json", str(tmp_path / "model.json")])
     model.main()
     out = capsys.readouterr().out

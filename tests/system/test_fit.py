@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.system.jobs import Job
 from unilab_fabric.checkpoints import whole_checkpoints
 from unilab_fabric.config import load_run_config
+from unilab_fabric.loop.phases import PHASES
 from unilab_fabric.reporting.runs import read_run
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
@@ -55,12 +56,14 @@ def test_two_ranks_train_log_checkpoint_and_resume(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
     assert len(list(job.run.glob("events.out.tfevents*"))) == 1
     for rank in read_run(job.run).ranks:
-        assert 0 < rank.phase_s["physics"] < rank.tick_s
+        assert all(rank.phase_s[phase] > 0 for phase in PHASES)
+        assert rank.stepping_s < rank.tick_s
         assert sum(rank.learner_s.values()) == pytest.approx(rank.tick_s, rel=0.01)
     assert load_run_config(job.run / "config.yaml").training.devices == 2
     events = EventAccumulator(str(job.run))
     events.Reload()
     tags = set(events.Tags()["scalars"])
+    assert {f"Perf/{phase}_ms" for phase in PHASES} <= tags
     assert {"Perf/env_steps_per_sec", "Loss/critic", "Loss/actor", "Policy/temperature"} <= tags
     steps = [event.step for event in events.Scalars("Perf/env_steps_per_sec")]
     assert steps == list(range(160, 1601, 160))

@@ -11,6 +11,7 @@ Arrays of one component per row are (components, N), so that each component is c
 
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -83,6 +84,8 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
     """What `totals` counts."""
     totals: NDArray[np.float64]
     """(len(metrics), 2): sum and count, added to by `advance`; whoever reads them sets them to zero."""
+    physics_s: float
+    """Seconds [s] of `advance` in the simulation; whoever reads it sets it to zero."""
     faults: list[Fault]
     """The first faults of each kind; whoever reads them empties the list."""
 
@@ -201,6 +204,7 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         self._fault_row = {tag: len(self._episode_names) + i for i, tag in enumerate(FAULTS)}
         self._faults_kept = dict.fromkeys(FAULTS, 0)
         self.faults = []
+        self.physics_s = 0.0
 
         self.mutable = {
             "observation/actor": self.observation["actor"],
@@ -293,7 +297,9 @@ class TaskEnv(VectorEnv[dict[str, Array], Array, NDArray[Any]]):
         """
         self.episode_length += 1
         action = self._finite(action)
+        since = time.perf_counter()
         diverged = self._simulate(action)
+        self.physics_s += time.perf_counter() - since
         if diverged is not None:
             self._fault("Env/physics_diverged", diverged, {})
         np.greater_equal(self.episode_length, self._time_limit, out=self.truncated)

@@ -64,6 +64,11 @@ class Topology:
         return self.num_nodes * self.local_world_size
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether several ranks compute in the memory of one machine."""
+        return self.world_size > 1 and self.num_nodes == 1 and self.accelerator == "cpu"
+
+    @property
     def rank(self) -> int:
         """Number of this rank in the job."""
         return self.node_rank * self.local_world_size + self.local_rank

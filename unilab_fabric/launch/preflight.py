@@ -38,6 +38,8 @@ class Plan:
     learner: str
     seed: int
     precision: str
+    sums_in_memory: bool
+    """Whether the ranks add up in memory that they share."""
     num_envs: int
     sizes: tuple[tuple[str, int], ...]
     """What else there is of each rank, by name."""
@@ -104,6 +106,7 @@ def preflight(config: RunConfig, notes: tuple[str, ...] = ()) -> Plan:
         learner=config.learner.class_path,
         seed=config.seed,
         precision=config.training.precision,
+        sums_in_memory=config.training.shared_memory and topology.shares_memory,
         num_envs=spec.num_envs,
         sizes=tuple(settings.sizes(spec.num_envs)),
         storage=settings.storage(spec),
@@ -126,7 +129,7 @@ def banner(plan: Plan) -> str:
     return "\n".join(
         [
             f"unilab_fabric {__version__}: {plan.learner} on {plan.task}, {_seed_text(plan.seed, ranks)}",
-            *_topology_lines(plan.topology, plan.precision),
+            *_topology_lines(plan),
             _row("", "per rank", "job"),
             *(_row(name, f"{size:,}", f"{size * ranks:,}") for name, size in sizes),
             *(_row(name, size_text(size), size_text(size * ranks)) for name, size in memories),
@@ -336,10 +339,12 @@ def _left_in_group(folder: Path) -> int | None:
     return None
 
 
-def _topology_lines(topology: Topology, precision: str) -> list[str]:
-    count = topology.world_size
+def _topology_lines(plan: Plan) -> list[str]:
+    topology, count = plan.topology, plan.topology.world_size
     where = "the CPU" if topology.accelerator == "cpu" else f"CUDA devices {_numbers(topology.devices)}"
     backend = {"cpu": "gloo", "cuda": "NCCL"}[topology.accelerator] if count > 1 else "no process group"
+    if plan.sums_in_memory:
+        backend += ", sums in shared memory"
     if topology.num_nodes > 1:
         where = f"{topology.num_nodes} machines, {topology.local_world_size} each on {where}"
     starter = f"started by {topology.started_by}" if topology.started_by != "us" else "started by this command"
@@ -351,7 +356,7 @@ def _topology_lines(topology: Topology, precision: str) -> list[str]:
         )
     )
     return [
-        f"  ranks      {count} on {where}, {starter}; {backend}; precision {precision}",
+        f"  ranks      {count} on {where}, {starter}; {backend}; precision {plan.precision}",
         f"  cores      {cores}; {held}",
         f"  threads    per rank: physics {topology.physics_threads}, learner {topology.learner_threads}",
     ]

@@ -125,7 +125,7 @@ def _ranks(config: RunConfig, topology: Topology, fabric: Fabric) -> Ranks:
         if training.debug_collectives
         else None,
     )
-    if training.shared_memory and topology.accelerator == "cpu" and topology.num_nodes == 1:
+    if training.shared_memory and topology.shares_memory:
         return replace(ranks, shared=open_shared_sum(rank, size, ranks.gather))
     return ranks
 

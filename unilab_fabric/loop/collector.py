@@ -264,12 +264,20 @@ def _collect(channel: Channel) -> None:
             started = time.perf_counter()
             tick += 1
             slot = slots[tick % NUM_SLOTS]
-            _step(env, slot)
+            env.physics_s = 0.0
+            env.advance(slot.action)
+            advanced = time.perf_counter()
+            _fill(slot, env)
             if env.faults:
                 notes.take(env.faults, tick)
-            stepped = time.perf_counter()
-            slot.collector_s[:] = stepped - started, started - waiting_since
-            waiting_since = stepped
+            filled = time.perf_counter()
+            slot.collector_s[:] = (
+                env.physics_s,
+                advanced - started - env.physics_s,
+                filled - advanced,
+                started - waiting_since,
+            )
+            waiting_since = filled
             channel.signal()
         elif "faults" in message:
             notes = _FaultNotes(Path(message["faults"]), message["rank"])
@@ -291,9 +299,8 @@ def _restore(env: "TaskEnv", file: Path) -> None:
         ) from None
 
 
-def _step(env: "TaskEnv", slot: Slot) -> None:
-    """One control step of all environments, from the slot's action into the slot."""
-    env.advance(slot.action)
+def _fill(slot: Slot, env: "TaskEnv") -> None:
+    """Copies what a step has left into the slot."""
     slot.actor[:] = env.observation["actor"]
     slot.critic[:] = env.observation["critic"]
     slot.reward[:] = env.reward

@@ -14,12 +14,9 @@ from torch import Tensor
 
 from unilab_fabric.hooks.hook import RankFigures
 from unilab_fabric.learners.learner import Replicated
+from unilab_fabric.loop.phases import COLLECTOR_PHASES, PHASES
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.spaces import Metric
-
-PHASES = ("wait", "commit", "act", "update", "physics", "collector_wait")
-"""Where a tick's time goes, seconds [s]: the learner waits for a slot, stores a transition, infers an action, runs its
-cycle; beside it the collector steps the environments, and waits for the next action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +40,25 @@ class Reporter:
         """Sum and count of this rank's environments since the last report."""
         self.since_start: NDArray[np.float64] = np.zeros(len(env_metrics))
         """Sums of the job up to the last report; the figures of kind `total`."""
-        self.phase_s = dict.fromkeys(PHASES, 0.0)
+        self.phases = tuple(phase for phase in PHASES if phase != "all_reduce" or not ranks.on_cuda)
+        """Those of `PHASES` that can be told here."""
+        self._phase_s = dict.fromkeys(PHASES, 0.0)
         self.all_updates = 0
         """Updates of this process."""
         self._env_steps = 0
         self._updates = 0
         self._ticks = 0
         self._since = time.perf_counter()
+
+    def count_phase(self, phase: str, seconds: float, between_ranks_s: float) -> None:
+        """Adds seconds [s] to a phase of the learner, those in collectives to `all_reduce`."""
+        self._phase_s[phase] += seconds - between_ranks_s
+        self._phase_s["all_reduce"] += between_ranks_s
+
+    def count_collector(self, seconds: NDArray[np.float64]) -> None:
+        """Adds a tick of the collector: seconds [s] of each of `COLLECTOR_PHASES`."""
+        for phase, more in zip(COLLECTOR_PHASES, seconds, strict=True):
+            self._phase_s[phase] += float(more)
 
     def count_tick(self, env_steps: int, updates: int) -> None:
         """Counts one tick of this rank."""
@@ -73,7 +82,7 @@ class Reporter:
             [
                 self.totals.ravel(),
                 [seconds, self._ticks, self._env_steps, self._updates],
-                list(self.phase_s.values()),
+                [self._phase_s[phase] for phase in self.phases],
             ]
         )
         learner = self._learner.metrics
@@ -81,7 +90,7 @@ class Reporter:
         rows = self._ranks.gather(vector, "report").cpu().numpy()
         learner.zero_()
         self.totals[:] = 0.0
-        self.phase_s = dict.fromkeys(PHASES, 0.0)
+        self._phase_s = dict.fromkeys(PHASES, 0.0)
         self._ticks = self._env_steps = self._updates = 0
         self._since = time.perf_counter()
         return self._merge(rows)
@@ -90,7 +99,7 @@ class Reporter:
         ranks = len(rows)
         env_size = 2 * len(self._env_metrics)
         env, rest = rows[:, :env_size].reshape(ranks, -1, 2).sum(0), rows[:, env_size:]
-        learner = rest[:, 4 + len(PHASES) :].reshape(ranks, -1, 2).sum(0)
+        learner = rest[:, 4 + len(self.phases) :].reshape(ranks, -1, 2).sum(0)
         self.since_start += env[:, 0]
         metrics = {
             metric.name: float(total if metric.kind == "total" else pair[0] / pair[1])
@@ -107,13 +116,13 @@ class Reporter:
                 seconds=float(row[0]),
                 env_steps=int(row[2]),
                 updates=int(row[3]),
-                phase_s=dict(zip(PHASES, row[4 : 4 + len(PHASES)].tolist(), strict=True)),
+                phase_s=dict(zip(self.phases, row[4 : 4 + len(self.phases)].tolist(), strict=True)),
             )
             for row in rest
         ]
         metrics["Perf/env_steps_per_sec"] = float((rest[:, 2] / rest[:, 0]).sum())
         metrics["Perf/updates_per_sec"] = float((rest[:, 3] / rest[:, 0]).sum())
-        for phase in PHASES:  # of the slowest rank
+        for phase in self.phases:  # of the slowest rank
             metrics[f"Perf/{phase}_ms"] = max(
                 1e3 * one.phase_s[phase] / max(int(row[1]), 1) for one, row in zip(figures, rest, strict=True)
             )

@@ -119,8 +119,7 @@ class Runner(ABC):
     def _end_tick(self, filled: Slot, updates: int) -> None:
         """Counts a tick that began with this slot and has made so many updates."""
         self._reporter.totals += filled.totals
-        self._reporter.phase_s["physics"] += filled.collector_s[0]
-        self._reporter.phase_s["collector_wait"] += filled.collector_s[1]
+        self._reporter.count_collector(filled.collector_s)
         self._reporter.count_tick(self.env_steps_per_tick // self._ranks.world_size, updates)
         self.env_steps += self.env_steps_per_tick
         if filled.stop[0] and not self._own_stop[0]:
@@ -198,7 +197,8 @@ class Runner(ABC):
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
+        waits = self._ranks.waits
+        started, before = time.perf_counter(), waits.seconds
         with self._profile.phase(phase):
             yield
-        self._reporter.phase_s[phase] += time.perf_counter() - started
+        self._reporter.count_phase(phase, time.perf_counter() - started, waits.seconds - before)

@@ -60,7 +60,7 @@ class Slot:
     totals: NDArray[np.float64]
     """(metrics, 2), sum and count of this tick."""
     collector_s: NDArray[np.float64]
-    """(2,), seconds [s] the collector stepped, and seconds it waited for the action before."""
+    """(4,), seconds [s] of each of `COLLECTOR_PHASES`; the wait is that for this tick's action."""
     stop: NDArray[np.int64]
     """(1,), number of the signal that asked the collector to end, 0 for none; the rank decides when."""
     memory: memoryview
@@ -85,7 +85,7 @@ def slot_fields(spec: TaskSpec) -> dict[str, tuple[tuple[int, ...], DTypeLike]]:
         "final_actor": ((n, actor), np.float32),
         "final_critic": ((n, critic), np.float32),
         "totals": ((len(spec.metrics), 2), np.float64),
-        "collector_s": ((2,), np.float64),
+        "collector_s": ((4,), np.float64),
         "stop": ((1,), np.int64),
     }
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +25,22 @@ _LOOK = timedelta(seconds=0.5)
 _BUSY_LOOKS = 200
 """Looks at a device that follow each other at once; after them it is not a matter of microseconds."""
 _DEVICE_LOOK_S = 50e-6
+
+
+@dataclass
+class Waits:
+    """How long this rank has been in collectives, waiting for others included."""
+
+    seconds: float = 0.0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Adds what happens within it; not to be nested."""
+        since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - since
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,8 @@ class Ranks:
     """Compares the ranks' calls before each one (`training.debug_collectives`)."""
     shared: SharedSum | None = None
     """Where ranks of one machine add up float32 buffers on the CPU; without it gloo does."""
+    waits: Waits = field(default_factory=Waits)
+    """On CUDA it stays empty: the host waits for no collective there."""
 
     def mean_(self, buffer: Tensor, name: str) -> None:
         """Replaces a contiguous float buffer by its mean over ranks, the same bits on every rank."""
@@ -121,7 +139,8 @@ class Ranks:
                 self.presence.judge(call, number, waited_s)
 
         try:
-            shared.sum_(buffer, look)
+            with self.waits.counted():
+                shared.sum_(buffer, look)
         except PeerGone as error:
             raise self.lost(call, error) from error
         if waited and self.presence is not None:
@@ -201,8 +220,11 @@ class Pending:
 
         Raises PeerLost, PeerStalled.
         """
-        if self._work is not None and not self._wait_a_while():
-            self._wait_long()
+        if self._work is None:
+            return
+        with self._ranks.waits.counted():
+            if not self._wait_a_while():
+                self._wait_long()
 
     def _wait_long(self) -> None:
         """In slices, between which signals are handled and the other ranks looked at."""

@@ -6,15 +6,16 @@ tick, its `slack`, is other work (reports, checkpoints) and ticks whose two chai
 leave it as it is.
 
 On CUDA updates are launched, and the host goes on: only the collector's idle time says that the device is busier.
-Ranks meet in every all-reduce, so a late rank shows in its own physics and inference, not in its updates: there the
-others wait for it, unless the all-reduce has a phase of its own.
+Ranks meet in every all-reduce, so the others wait there for a late rank; on CUDA, where that is a part of the update,
+a late rank shows in its physics and inference alone.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unilab_fabric.reporting.runs import BETWEEN_RANKS, FinishedRun, RankTimes
+from unilab_fabric.loop.phases import WORK_OF_COLLECTOR
+from unilab_fabric.reporting.runs import FinishedRun, RankTimes
 
 STRAGGLER = 1.1
 """A rank is late whose own work takes this many times the median of the other ranks' ..."""
@@ -26,6 +27,8 @@ CUDA_IDLE = 0.15
 """On CUDA, the collector's idle share of a tick above which the device limits."""
 WORDS = {
     "physics": "physics",
+    "rewards": "what follows physics (rewards, observations, resets)",
+    "copy": "the copy into the slot",
     "update": "the update",
     "act": "inference",
     "commit": "the copy of transitions",
@@ -39,10 +42,11 @@ class Work:
 
     tick: float
     physics: float
+    """Everything of the collector but waiting."""
     update: float
     """Everything of the learner beside physics, waiting for other ranks included."""
     between_ranks: float
-    """Of `update`, what is measured as all-reduce; 0 where nothing is."""
+    """Of `update`, what collectives take; 0 where that is not measured."""
     serial: float
     """Commit and act: neither chain goes on meanwhile."""
     wait: float
@@ -82,7 +86,7 @@ def work_of(run: FinishedRun, rank: RankTimes) -> Work:
     times = rank.learner_s
     serial, wait = times.get("commit", 0.0) + times.get("act", 0.0), times.get("wait", 0.0)
     update = sum(s for phase, s in times.items() if phase not in ("wait", "commit", "act", "other"))
-    physics = rank.phase_s.get("physics", 0.0)
+    physics = rank.stepping_s
     if run.on_cuda and not run.on_policy:
         busy = rank.tick_s - physics > CUDA_IDLE * rank.tick_s
         update, serial = (rank.tick_s if busy else serial + update), 0.0
@@ -94,7 +98,7 @@ def work_of(run: FinishedRun, rank: RankTimes) -> Work:
         tick=rank.tick_s,
         physics=physics,
         update=update,
-        between_ranks=rank.between_ranks_s,
+        between_ranks=rank.between_ranks_s or 0.0,
         serial=serial,
         wait=wait,
         on_policy=run.on_policy,
@@ -124,8 +128,8 @@ def find_limit(run: FinishedRun) -> Limit:
     if times["other"] > 0.25 * rank.tick_s:
         return Limit(name="other", text=_limits("other", times["other"], rank.tick_s))
     if work.between_ranks > max(0.5 * work.update, 0.25 * rank.tick_s) and work.wait < work.idle:
-        phase = max((p for p in times if BETWEEN_RANKS.search(p)), key=lambda p: times[p])
-        return Limit(name=phase, text=_limits(phase, times[phase], rank.tick_s) + ", waiting for late ranks included")
+        text = _limits("all_reduce", work.between_ranks, rank.tick_s) + ", waiting for late ranks included"
+        return Limit(name="all_reduce", text=text)
     if work.on_policy:
         parts = {"physics": work.wait} | {p: s for p, s in times.items() if p not in ("wait", "other")}
         name = max(parts, key=lambda phase: parts[phase])
@@ -138,7 +142,8 @@ def _longer_chain(run: FinishedRun, rank: RankTimes, work: Work) -> Limit:
     times, tick = rank.learner_s, rank.tick_s
     if run.on_cuda:
         if work.update < tick:
-            return Limit(name="physics", text=_limits("physics", work.physics, tick) + ", the device waits for it")
+            name, text = _environments(rank)
+            return Limit(name=name, text=text + ", the device waits for it")
         idle = f"the collector is idle for {share(tick - work.physics, tick)}"
         return Limit(name="update", text=f"The update limits: {idle} of a tick, until the device has done its part.")
     if work.one_core:
@@ -155,10 +160,20 @@ def _longer_chain(run: FinishedRun, rank: RankTimes, work: Work) -> Limit:
             name="even", text=f"Physics and the update limit alike: {waits}, so a faster one alone helps little."
         )
     if work.wait > work.idle:
-        why = f"the learner waits for it {ms(work.wait)}"
-        return Limit(name="physics", text=f"{_limits('physics', work.physics, tick)}, and {why}")
+        name, text = _environments(rank)
+        return Limit(name=name, text=f"{text}, and the learner waits for it {ms(work.wait)}")
     why = f"the collector is idle for {ms(work.idle)}"
     return Limit(name="update", text=f"{_limits('update', work.update, tick)}, and {why}")
+
+
+def _environments(rank: RankTimes) -> tuple[str, str]:
+    """The collector as the limit: its longest phase, and the sentence."""
+    name = max(WORK_OF_COLLECTOR, key=lambda phase: rank.phase_s.get(phase, 0.0))
+    text = _limits("physics", rank.stepping_s, rank.tick_s)
+    if name != "physics":
+        text = f"What the collector does limits: {ms(rank.stepping_s)} of a tick of {ms(rank.tick_s)}, most of it "
+        text += WORDS[name]
+    return name, text
 
 
 def slowest(run: FinishedRun) -> RankTimes:
@@ -168,11 +183,16 @@ def slowest(run: FinishedRun) -> RankTimes:
 
 def own_work(run: FinishedRun, rank: RankTimes) -> Mapping[str, float]:
     """Phases that wait for no other rank [s]; off-policy only the longer one of physics and update."""
-    own = {phase: rank.phase_s.get(phase, 0.0) for phase in ("physics", "act", "commit")}
-    if any(BETWEEN_RANKS.search(phase) for phase in rank.phase_s):  # else `update` holds the wait for others
+    own = _parts(rank)
+    if "update" in own and not run.on_policy:
+        del own[min(("physics", "update"), key=lambda phase: own[phase])]
+    return own
+
+
+def _parts(rank: RankTimes) -> dict[str, float]:
+    own = {"physics": rank.stepping_s} | {phase: rank.phase_s.get(phase, 0.0) for phase in ("act", "commit")}
+    if rank.between_ranks_s is not None:  # else `update` holds the wait for others
         own["update"] = rank.phase_s.get("update", 0.0)
-        if not run.on_policy:
-            del own[min(("physics", "update"), key=lambda phase: own[phase])]
     return own
 
 
@@ -186,7 +206,7 @@ def _straggler(run: FinishedRun) -> Limit | None:
     hidden = not run.on_policy and busy < STRAGGLER_SHARE * rank.tick_s
     if busy <= STRAGGLER * usual or busy - usual < EVEN * rank.tick_s or hidden:
         return None
-    more = {phase: s - _median(others, phase) for phase, s in own.items()}
+    more = {phase: s - statistics.median(_parts(other).get(phase, 0.0) for other in others) for phase, s in own.items()}
     phase = max(more, key=lambda phase: more[phase])
     where = f" on {rank.place}" if rank.place else ""
     return Limit(
@@ -195,10 +215,6 @@ def _straggler(run: FinishedRun) -> Limit | None:
         text=f"{rank.name.capitalize()}{where} holds the others up: {WORDS[phase]} takes it {ms(own[phase])} in each "
         f"tick, where the others' median is {ms(own[phase] - more[phase])}.",
     )
-
-
-def _median(ranks: Sequence[RankTimes], phase: str) -> float:
-    return statistics.median(rank.phase_s.get(phase, 0.0) for rank in ranks)
 
 
 def _limits(phase: str, seconds: float, tick_s: float) -> str:

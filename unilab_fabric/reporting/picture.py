@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from unilab_fabric.errors import UserError
-from unilab_fabric.reporting.runs import BETWEEN_RANKS, RETURN, FinishedRun
+from unilab_fabric.reporting.runs import RETURN, FinishedRun
 
 _COLOURS = {
     "physics": "#4c78a8",
@@ -13,11 +13,12 @@ _COLOURS = {
     "collector_wait": "#dcdcdc",
     "commit": "#b279a2",
     "act": "#72b7b2",
+    "rewards": "#9ecae9",
+    "copy": "#d67195",
+    "all_reduce": "#e45756",
     "update": "#f58518",
     "other": "#8c8c8c",
 }
-_BETWEEN_RANKS = "#e45756"
-_UNKNOWN = "#9d755d"
 _BARS = 12
 """Ranks that get bars, the first of each run: with more nobody could read them."""
 
@@ -74,9 +75,7 @@ def _draw_ticks(axis: Any, bars: Sequence[tuple[FinishedRun, Any]], *, several: 
     """Two bars for each rank: its collector above its learner."""
     labelled: set[str] = set()
     for i, (run, rank) in enumerate(bars):
-        physics = rank.phase_s.get("physics", 0.0)
-        rows = ({"physics": physics, "collector_wait": max(0.0, rank.tick_s - physics)}, rank.learner_s)
-        for row, phases in enumerate(rows):
+        for row, phases in enumerate((rank.collector_s, rank.learner_s)):
             start = 0.0
             for phase, seconds in phases.items():
                 name = "waiting" if phase in ("wait", "collector_wait") else phase
@@ -85,7 +84,7 @@ def _draw_ticks(axis: Any, bars: Sequence[tuple[FinishedRun, Any]], *, several: 
                     1e3 * seconds,
                     left=start,
                     height=0.34,
-                    color=_colour(phase),
+                    color=_COLOURS[phase],
                     label=None if name in labelled else name,
                 )
                 labelled.add(name)
@@ -103,7 +102,3 @@ def _left_of(axis: Any) -> Any:
     from matplotlib.transforms import blended_transform_factory
 
     return blended_transform_factory(axis.transAxes, axis.transData)
-
-
-def _colour(phase: str) -> str:
-    return _COLOURS.get(phase, _BETWEEN_RANKS if BETWEEN_RANKS.search(phase) else _UNKNOWN)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +14,7 @@ import yaml
 from unilab_fabric import __version__
 from unilab_fabric.arguments import flat
 from unilab_fabric.errors import Problems, UserError
-
-COLLECTOR = ("physics", "collector_wait")
-"""Phases of the collector; all others are the learner's, one after the other."""
-LEARNER = ("wait", "commit", "act", "update")
-"""Phases of the learner that every run has."""
-BETWEEN_RANKS = re.compile("reduce|gather|broadcast|barrier|sync")
-"""In the name of a phase: its time is spent on the other ranks, waiting for the slowest included."""
+from unilab_fabric.loop.phases import LEARNER_PHASES, PHASES, WORK_OF_COLLECTOR
 
 RETURN = "Train/mean_reward"
 RATE = "Perf/env_steps_per_sec"
@@ -41,20 +34,32 @@ class RankTimes:
     tick_s: float
     """Mean length of a tick, checkpoints and reports included."""
     phase_s: Mapping[str, float]
-    """By phase, each moment of the learner in one phase only."""
+    """By phase of `loop.phases`, as far as they were measured."""
     one_core: bool = False
     """Whether collector and learner share a single core."""
 
     @property
     def learner_s(self) -> dict[str, float]:
         """The learner's phases, `other` being what none of them holds: checkpoints, reports, the vote."""
-        own = {phase: seconds for phase, seconds in self.phase_s.items() if phase not in COLLECTOR}
+        own = {phase: self.phase_s[phase] for phase in LEARNER_PHASES if phase in self.phase_s}
         return own | {"other": max(0.0, self.tick_s - sum(own.values()))}
 
     @property
-    def between_ranks_s(self) -> float:
-        """Seconds in what is measured as all-reduce, or another collective."""
-        return sum(seconds for phase, seconds in self.phase_s.items() if BETWEEN_RANKS.search(phase))
+    def collector_s(self) -> dict[str, float]:
+        """The collector's phases. Its wait is what the others leave of a tick: the one measured, which is also that for
+        the first tick, is longer."""
+        own = {phase: self.phase_s[phase] for phase in WORK_OF_COLLECTOR if phase in self.phase_s}
+        return own | {"collector_wait": max(0.0, self.tick_s - sum(own.values()))}
+
+    @property
+    def stepping_s(self) -> float:
+        """All that the collector does in a tick, [s]."""
+        return sum(self.phase_s.get(phase, 0.0) for phase in WORK_OF_COLLECTOR)
+
+    @property
+    def between_ranks_s(self) -> float | None:
+        """Seconds [s] in collectives, waiting for the slowest rank included; None where they were not measured."""
+        return self.phase_s.get("all_reduce")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +212,7 @@ def _from_summary(folder: Path, settings: Mapping[str, Any], summary: dict[str, 
                 name=f"rank {rank['rank']}",
                 place=_place(rank["rank"], topology, cores),
                 tick_s=tick_s,
-                phase_s=_counted_once({name: s / ticks for name, s in rank["seconds"].items()}, tick_s),
+                phase_s={name: s / ticks for name, s in rank["seconds"].items()},
                 one_core=topology["accelerator"] == "cpu" and len(cores) == 1,
             )
         )
@@ -232,15 +237,6 @@ def _from_summary(folder: Path, settings: Mapping[str, Any], summary: dict[str, 
         ranks=tuple(times),
         curves=curves,
     )
-
-
-def _counted_once(phase_s: dict[str, float], tick_s: float) -> dict[str, float]:
-    """Phases that do not overlap: one that this version does not know may be measured inside `update`."""
-    learner_s = sum(seconds for phase, seconds in phase_s.items() if phase not in COLLECTOR)
-    inside = sum(seconds for phase, seconds in phase_s.items() if phase not in (*COLLECTOR, *LEARNER))
-    if learner_s > 1.02 * tick_s and inside <= phase_s.get("update", 0.0):
-        phase_s["update"] -= inside
-    return phase_s
 
 
 def _cores(rank: int, topology: Mapping[str, Any]) -> Sequence[int]:
@@ -270,7 +266,7 @@ def _from_curves(folder: Path, settings: Mapping[str, Any], curves: Curves) -> F
     num_envs = settings.get("task.num_envs")
     if rate is None or not isinstance(num_envs, int):
         raise UserError("run", folder, f"{why}, and no reports to look at instead")
-    means = {name: curves.second_half(f"Perf/{name}_ms") for name in (*LEARNER, *COLLECTOR)}
+    means = {name: curves.second_half(f"Perf/{name}_ms") for name in PHASES}
     return FinishedRun(
         name=folder.resolve().name,
         settings=settings,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unilab_fabric.reporting.limits import Estimate, estimates, find_limit, share, two_digits
-from unilab_fabric.reporting.runs import COLLECTOR, FinishedRun, RankTimes
+from unilab_fabric.reporting.runs import FinishedRun
 
 
 def report_text(runs: Sequence[FinishedRun]) -> str:
@@ -42,23 +42,16 @@ def _header(run: FinishedRun) -> list[str]:
 
 def _times(run: FinishedRun) -> list[str]:
     """A table: one row for each rank, milliseconds and shares of a tick."""
-    collector = [phase for phase in COLLECTOR if any(phase in rank.phase_s for rank in run.ranks)]
-    learner = list(run.ranks[0].learner_s)
+    collector, learner = list(run.ranks[0].collector_s), list(run.ranks[0].learner_s)
+    if run.world_size == 1 and "all_reduce" in learner:
+        learner.remove("all_reduce")
     rows = [["ms per tick", "tick", *collector, "|", *learner]]
     for rank in run.ranks:
         cells = [f"{rank.name}{', ' * bool(rank.place)}{rank.place}", f"{1e3 * rank.tick_s:.2f}"]
-        times = [_collector_s(rank)[phase] for phase in collector]
-        cells += [_cell(seconds, rank.tick_s) for seconds in times]
+        cells += [_cell(rank.collector_s[phase], rank.tick_s) for phase in collector]
         cells += ["|", *(_cell(rank.learner_s[phase], rank.tick_s) for phase in learner)]
         rows.append(cells)
     return aligned(rows)
-
-
-def _collector_s(rank: RankTimes) -> dict[str, float]:
-    """The collector's phases; its wait is no longer than the rest of a tick, as the start-up is not a tick's."""
-    physics = rank.phase_s.get("physics", 0.0)
-    rest = max(0.0, rank.tick_s - physics)
-    return {"physics": physics, "collector_wait": min(rank.phase_s.get("collector_wait", 0.0), rest)}
 
 
 def _cell(seconds: float, tick_s: float) -> str:
@@ -187,7 +180,7 @@ def _plain_run(run: FinishedRun) -> dict[str, Any]:
         "updates_per_sec": run.updates_per_s,
         "final_return": run.final_return,
         "ticks": [
-            {"name": rank.name, "place": rank.place, "tick_s": rank.tick_s, **_collector_s(rank), **rank.learner_s}
+            {"name": rank.name, "place": rank.place, "tick_s": rank.tick_s, **rank.collector_s, **rank.learner_s}
             for rank in run.ranks
         ],
         "limit": {"name": limit.name, "rank": limit.rank or None, "text": limit.text},

@@ -71,7 +71,8 @@ class PPOAlgorithm(RslRlPPO):  # type: ignore[misc]
         """The mean gradient over ranks, RSL-RL's; besides, which ranks brought one that is not finite."""
         self.optimizer.mark(self._ranks.rank)
         self._ranks.sum_(self.optimizer.marks, "marks of the gradient")
-        super().reduce_parameters()
+        with self._ranks.waits.counted():
+            super().reduce_parameters()
 
 
 def _all_finite(tensors: list[Tensor]) -> Tensor:
