@@ -7,7 +7,7 @@ from unilab_fabric import cli
 from unilab_fabric.checkpoints import read_manifest, whole_checkpoints
 from unilab_fabric.config import resolve_run, to_plain
 from unilab_fabric.envs.registry import make_task
-from unilab_fabric.evaluation import evaluate, first_episodes, format_table, wilson_interval
+from unilab_fabric.evaluation import changes_of, evaluate, first_episodes, format_table, wilson_interval
 from unilab_fabric.parallel.reduce import Ranks
 
 
@@ -91,3 +91,9 @@ def test_an_override_changes_the_task_and_is_told(checkpoint, capsys):
     assert cli.main([*arguments, "--task.stagger", "true"]) == 0
     assert cli.main([*arguments, "--task.nothing=1"]) == 2
     assert "task.nothing is 1" in capsys.readouterr().err
+
+
+def test_of_a_section_only_what_differs_is_told():
+    run = {"num_envs": 2, "terrain": {"levels": 10, "seed": 0}, "noise": None}
+    here = {"num_envs": 8, "terrain": {"levels": 1, "seed": 0}, "noise": {"gyro": 0.1}}
+    assert changes_of(run, here) == {"terrain.levels": [10, 1], "noise": [None, {"gyro": 0.1}]}

@@ -58,7 +58,7 @@ def evaluate(
         "episodes": episodes,
         "episode_s": judged.get("episode_s"),
         "seed": seed,
-        "changed": _changes(resolve_run(saved).task.init_args, settings),
+        "changed": changes_of(resolve_run(saved).task.init_args, settings),
         "figures": {_NAMES.get(name, name): _summary(values) for name, values in figures.items()},
     }
 
@@ -70,11 +70,16 @@ def _judging(task: str, episodes: int, episode_s: float, physics: str) -> dict[s
     return {name: value for name, value in wanted.items() if name in settings}
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+def changes_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Arguments of the task that differ from the run's, by name: the run's value and this one's."""
-    names = sorted((before.keys() | now.keys()) - {"num_envs"})
-    pairs = {name: [before.get(name), now.get(name)] for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    changes: dict[str, list[Any]] = {}
+    for name in sorted((before.keys() | now.keys()) - {"num_envs"}):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes |= {f"{name}.{part}": pair for part, pair in changes_of(old, new).items()}
+        elif old != new:
+            changes[name] = [old, new]
+    return changes
 
 
 @torch.no_grad()
