@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from unilab_fabric.loop.slots import HEAD, NUM_SLOTS, anonymous_memory, map_slots, slot_bytes
+from unilab_fabric.loop.slots import HEAD, NUM_SLOTS, map_slots, slot_bytes
 from unilab_fabric.loop.transfer import CopiedTransfer, CudaCopies, SharedTransfer
+from unilab_fabric.memory import anonymous_memory
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.spaces import TaskSpec
 

@@ -10,6 +10,7 @@ import torch
 
 from tests.ranks import run_ranks
 from unilab_fabric.errors import PeerLost
+from unilab_fabric.memory import anonymous_memory
 from unilab_fabric.parallel.reduce import Ranks
 from unilab_fabric.parallel.shared import CAPACITY, PeerGone, open_shared_sum
 
@@ -113,8 +114,7 @@ def test_a_rank_that_does_not_come_is_looked_at_and_one_that_is_gone_is_named(al
     try:
         if not alive:
             peer.kill()  # not waited for, so what is left of it still has its number
-        pids = torch.tensor([[os.getpid(), 0], [peer.pid, 0]])
-        answers = [pids, torch.ones(2, 1)]
+        answers = [torch.tensor([[0, 0, 0], [peer.pid, 0, 0]]), torch.ones(2, 1)]
 
         def gather(row, name):
             answer = answers.pop(0)
@@ -131,6 +131,20 @@ def test_a_rank_that_does_not_come_is_looked_at_and_one_that_is_gone_is_named(al
     finally:
         peer.kill()
         peer.wait()
+
+
+@pytest.mark.parametrize("wrong", ["another file", "another memory"])
+def test_what_is_not_rank_0_s_memory_is_left_alone(wrong, tmp_path, capsys):
+    (tmp_path / "file").write_bytes(b"important")
+    with (tmp_path / "file").open("r+b") as file:
+        memory = anonymous_memory(1 << 23)
+        found = {"another file": file.fileno(), "another memory": memory}[wrong]
+        rows = torch.tensor([[os.getpid(), found, 7], [os.getpid(), -1, 8]])
+        answers = [rows, torch.tensor([[True], [False]])]
+        assert open_shared_sum(1, 2, lambda row, name: answers.pop(0)) is None
+        os.close(memory)
+    assert (tmp_path / "file").read_bytes() == b"important"
+    assert "gradients travel through gloo and not through memory: rank 0 is out of sight" in capsys.readouterr().err
 
 
 def _told(ranks):

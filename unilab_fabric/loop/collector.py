@@ -29,12 +29,12 @@ from unilab_fabric.loop.slots import (
     PeerGone,
     Slot,
     Stalled,
-    anonymous_memory,
     map_slots,
     slot_bytes,
     spec_from_message,
     spec_to_message,
 )
+from unilab_fabric.memory import anonymous_memory
 from unilab_fabric.spaces import TaskSpec
 
 if TYPE_CHECKING:  # the learner's side needs no environment

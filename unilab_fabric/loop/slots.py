@@ -11,10 +11,7 @@ at once then, and otherwise at its deadline. No torch here: the collector loads 
 
 import json
 import mmap
-import os
 import socket
-import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,27 +109,6 @@ def map_slots(descriptor: int, spec: TaskSpec) -> tuple[Slot, ...]:
             offset += _aligned(views[name].nbytes)
         slots.append(Slot(**views))
     return tuple(slots)
-
-
-def anonymous_memory(size: int) -> int:
-    """Descriptor of `size` zero bytes that can be shared and that leave nothing behind under any kill.
-
-    Raises OSError, naming the size, where there is not as much: later it would be a bus error.
-    """
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("unilab_fabric_slots")
-    else:
-        with tempfile.TemporaryFile() as file:  # its name is gone before anybody can attach
-            descriptor = os.dup(file.fileno())
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)
-        else:
-            os.ftruncate(descriptor, size)
-    except OSError as error:
-        os.close(descriptor)
-        raise OSError(error.errno, f"{size} bytes of shared memory are needed: {error.strerror}") from None
-    return descriptor
 
 
 _TICK = b"t"

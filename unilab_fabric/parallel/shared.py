@@ -7,6 +7,8 @@ thread needs the core that physics runs on.
 import ctypes
 import mmap
 import os
+import secrets
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unilab_fabric.memory import NAME, anonymous_memory
 from unilab_fabric.native import Unavailable, build
 
 SOURCE = Path(__file__).with_name("shared.c")
@@ -23,6 +26,7 @@ FLAGS = ["-O3", "-march=native", "-fPIC"]
 CAPACITY = 1 << 18
 """Floats of a slot; longer buffers go in pieces."""
 _LINE = 64  # bytes, as in shared.c
+_MARK_AT = 8  # bytes, behind rank 0's word, which nobody else uses
 _LOOK_S = 0.5
 
 
@@ -81,15 +85,19 @@ def open_shared_sum(rank: int, world_size: int, gather: Callable[[Tensor, str], 
             library, reason = ctypes.CDLL(str(build(SOURCE, FLAGS))), ""
         except (Unavailable, OSError) as error:
             reason = str(error)
-    descriptor = os.memfd_create("unilab_fabric") if rank == 0 and library is not None else -1
-    size = world_size * (_LINE + 2 * 4 * CAPACITY)
+    size, descriptor, mark = world_size * (_LINE + 2 * 4 * CAPACITY), -1, secrets.randbits(62)
     try:
-        if descriptor >= 0:
-            os.truncate(descriptor, size)
-        rows = gather(torch.tensor([os.getpid(), descriptor]), "where shared memory is")
+        if rank == 0 and not reason:
+            try:
+                descriptor = anonymous_memory(size)
+                os.pwrite(descriptor, struct.pack("q", mark), _MARK_AT)
+            except OSError as error:
+                reason = str(error)
+        rows = gather(torch.tensor([os.getpid(), descriptor, mark]), "where shared memory is")
         memory = None
         if not reason:
-            memory, reason = _mapped(int(rows[0, 0]), int(rows[0, 1]), size)
+            pid, number, its_mark = rows[0].tolist()
+            memory, reason = _mapped(pid, number, its_mark, size)
         # whoever has not mapped it must not be waited for, and the descriptor stays open until all have
         able = gather(torch.tensor([memory is not None]), "who has shared memory")
     finally:
@@ -102,13 +110,21 @@ def open_shared_sum(rank: int, world_size: int, gather: Callable[[Tensor, str], 
     return SharedSum(library, memory, rank, rows[:, 0].tolist())
 
 
-def _mapped(pid: int, descriptor: int, size: int) -> tuple[mmap.mmap | None, str]:
-    """Rank 0's memory, by its process and descriptor, or why it cannot be reached."""
+def _mapped(pid: int, descriptor: int, mark: int, size: int) -> tuple[mmap.mmap | None, str]:
+    """Rank 0's memory, by its process and descriptor, or why it cannot be reached.
+
+    In another container the number may be another process's: only what bears the mark is it.
+    """
+    path = f"/proc/{pid}/fd/{descriptor}"
     try:
-        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+        if not os.readlink(path).startswith(f"/memfd:{NAME}"):
+            return None, "rank 0 is out of sight"
+        own = os.open(path, os.O_RDWR)
     except OSError as error:
         return None, f"rank 0's memory cannot be opened: {error.strerror}"
     try:
+        if os.fstat(own).st_size != size or os.pread(own, 8, _MARK_AT) != struct.pack("q", mark):
+            return None, "rank 0 is out of sight"
         return mmap.mmap(own, size), ""
     except OSError as error:
         return None, f"rank 0's memory cannot be mapped: {error.strerror}"
