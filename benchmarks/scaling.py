@@ -106,6 +106,7 @@ def run(settings: argparse.Namespace, repeat: int, learner: str, devices: int) -
         f"--training.run_name={name}",
         "--logger=TensorBoardLogger",
         "--checkpoint.replay=false",
+        "--evaluation.episodes=0",  # it would run beside some of the reports, on the cores of rank 0
         *settings.fit,
     ]
     try:

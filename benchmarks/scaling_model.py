@@ -198,7 +198,7 @@ def run(
     command = [sys.executable, "-m", "unilab_fabric", "fit", "--config", str(PRESET), "--training.accelerator", "cpu"]
     command += ["--training.max_env_steps", str(env_steps), "--training.log_every", str(log_every)]
     command += ["--training.log_root", str(folder), "--training.run_name", name, "--devices", str(ranks)]
-    command += ["--checkpoint.every", "0", "--logger", "CSVLogger"]
+    command += ["--checkpoint.every", "0", "--logger", "CSVLogger", "--evaluation.episodes", "0"]
     command += ["--training.shared_memory", "false" if gloo else "true"]
     mask = sorted(os.sched_getaffinity(0))[:cores]
     done = subprocess.run(
