@@ -442,7 +442,7 @@ def print_tables(measured: Tick) -> dict[str, Any]:
 
 def in_namespace(rate: str, arguments: Sequence[str]) -> int:
     """Runs this program again where the loopback is slow: in a network namespace that ends with it."""
-    shape = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 64kb latency 200ms"
+    shape = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 128kb latency 200ms"
     command = ["unshare", "--net", "sh", "-c", f'{shape} && exec "$@"', "sh", sys.executable, __file__, *arguments]
     print(f"in a network namespace of its own, with a loopback of {rate}", flush=True)
     return subprocess.run(command).returncode

@@ -8,67 +8,23 @@ differ by.
 """
 
 import argparse
-import contextlib
 import json
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from shared.rank import rank
 from shared.timing import in_turn, machine, table
 
-from unilab_fabric.config import CheckpointConfig, TrainingConfig, build_learner_config, load_run_config
-from unilab_fabric.hooks.hook import Hooks
-from unilab_fabric.learners.learner import OffPolicyConfig
-from unilab_fabric.loop.collector import Collector, CollectorConfig
 from unilab_fabric.loop.phases import COLLECTOR_PHASES
-from unilab_fabric.offpolicy.assemble import assemble
-from unilab_fabric.offpolicy.runner import OffPolicyRunner
 from unilab_fabric.parallel.reduce import Ranks
 
-PRESET = Path(__file__).parents[1] / "configs" / "sac.yaml"
 TICK, TIMING = "a tick", "its timing, 1000 times"
 _TIMES = 1000
 _TIMED = ("wait", "commit", "act", "update")
 _ALL_REDUCES = 2
 _COLLECTOR_READINGS = 6
-
-
-@contextlib.contextmanager
-def rank(threads: int) -> Iterator[OffPolicyRunner]:
-    """A rank of the preset, alone, past the ticks without updates."""
-    config = load_run_config(PRESET)
-    settings = build_learner_config(config.learner)
-    collector = Collector(
-        CollectorConfig(
-            class_path=config.task.class_path, init_args=config.task.init_args, seed=1, num_threads=threads
-        ),
-        rank=0,
-        deadline_s=60.0,
-    )
-    assert isinstance(settings, OffPolicyConfig)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            runner = assemble(
-                settings,
-                collector,
-                folder=Path(folder),
-                training=TrainingConfig(),
-                checkpoint=CheckpointConfig(every=0),
-                manifest={},
-                seed=1,
-                precision="32-true",
-                device=torch.device("cpu"),
-                ranks=Ranks(),
-                hooks=Hooks([]),
-            )
-            for _ in range(settings.learning_starts + 5):
-                runner.advance()
-            yield runner
-        finally:
-            collector.close()
 
 
 def measure(threads: int, repeats: int, seconds: float) -> dict[str, float]:

@@ -33,7 +33,7 @@ def table(title: str, times: Mapping[str, list[float]], reference: str) -> dict[
     for name, own in times.items():
         ratio = statistics.median(a / b for a, b in zip(times[reference], own, strict=True))
         numbers[name] = {"ms": statistics.median(own), "ratio": ratio}
-        print(f"{name:24}{numbers[name]['ms']:10.2f}{ratio:8.2f}")
+        print(f"{name:24}{numbers[name]['ms']:10.3f}{ratio:8.2f}")
     return numbers
 
 
