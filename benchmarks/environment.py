@@ -141,26 +141,21 @@ def measure_terrain(cls: type[Go2JoystickFlat] | type[G1WalkFlat]) -> tuple[floa
     return TERRAIN_ENVS / flat_s, TERRAIN_ENVS / rough_s, len(seconds)
 
 
-def print_terrain() -> None:
-    """Prints one line per walking task."""
+def print_terrain() -> list[dict[str, object]]:
+    """Prints one line per walking task; returns the figures."""
+    results: list[dict[str, object]] = []
     for cls in (Go2JoystickFlat, G1WalkFlat):
         flat, rough, ticks = measure_terrain(cls)
         print(
             f"{cls.__name__}, {TERRAIN_ENVS} environments, one thread: {rough:.0f} steps/s on terrain, {flat:.0f} on "
             f"flat ground, ratio {rough / flat:.2f}, from {ticks} of {TERRAIN_TICKS} ticks"
         )
+        results.append({"task": cls.__name__, "terrain_steps_per_s": rough, "flat_steps_per_s": flat})
+    return results
 
 
-def main() -> None:
-    """Prints one line per number of environments, and whether it is within the bar."""
-    parser = argparse.ArgumentParser(description="Go2JoystickFlat against its physics alone")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--terrain", action="store_true", help="rough ground against flat ground instead")
-    options = parser.parse_args()
-    path = options.json
-    if options.terrain:
-        print_terrain()
-        return
+def print_shares() -> list[dict[str, float]]:
+    """Prints one line per number of environments, and whether it is within the bar; returns the figures."""
     results = [measure(num_envs) for num_envs in TICKS]
     for result in results:
         bar = BARS.get(int(result["num_envs"]))
@@ -171,8 +166,18 @@ def main() -> None:
             f"{result['undisturbed_ticks']} of {result['ticks']} ticks; "
             f"fast physics is {result['fast_over_faithful']:.1f} times as fast as faithful"
         )
-    if path is not None:
-        path.write_text(json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def main() -> None:
+    """One of the two comparisons."""
+    parser = argparse.ArgumentParser(description="Go2JoystickFlat against its physics alone")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--terrain", action="store_true", help="rough ground against flat ground instead")
+    options = parser.parse_args()
+    results = print_terrain() if options.terrain else print_shares()
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
