@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-MISSED = 1
+MISSED, FAILED = 1, 2
 _PATIENCE_S = 30.0
 
 
@@ -98,6 +98,8 @@ def run(one: Benchmark, output: Path, more: Sequence[str] = ()) -> Outcome:
         finally:
             _end(process)
     print(file.read_text(errors="replace"), end="", flush=True)
+    if status == MISSED and not (output / f"{one.name}.json").exists():
+        status = FAILED  # an exception has the same status, but leaves no figures
     return Outcome(one.name, status, time.monotonic() - started)
 
 
@@ -114,7 +116,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def exit_status(outcomes: Sequence[Outcome]) -> int:
     """2 where one has failed or was late, else 1 where one has missed its bar."""
     if any(one.status not in (0, MISSED) for one in outcomes):
-        return 2
+        return FAILED
     return max((one.status or 0 for one in outcomes), default=0)
 
 

@@ -38,6 +38,12 @@ MAKE = {
     "pendulum": lambda: make_task(
         "gymnasium:Pendulum-v1", {"num_envs": N, "env_kwargs": {"max_episode_steps": 10}}, seed=0, num_threads=1
     ),
+    "tracking with differing robots": lambda: make_task(
+        "G1MotionTracking",
+        {"num_envs": N, "episode_s": 0.2, "pushes": {}, "randomization": {}, "noise": {}},
+        seed=0,
+        num_threads=1,
+    ),
     "counting": lambda: make_task(
         "tests.offpolicy.counting.CountingEnv", {"num_envs": N, "episode_length": 6}, seed=0, num_threads=1
     ),

@@ -1,5 +1,6 @@
 """G1MotionTracking against MuJoCo stepped plainly and formulas written out, one robot at a time."""
 
+import copy
 import dataclasses
 import math
 
@@ -13,13 +14,15 @@ from unilab_fabric.envs import quaternions
 from unilab_fabric.envs.clips import clip_path
 from unilab_fabric.envs.motions import load_motion, save_motion
 from unilab_fabric.envs.robots import g1
+from unilab_fabric.envs.sampling import FrameSampler, Sampling
 from unilab_fabric.envs.tasks.g1_motion import (
     ANCHOR,
     BODIES,
-    AdaptiveSampling,
     G1MotionTracking,
     Thresholds,
     TrackingNoise,
+    TrackingPushes,
+    TrackingRandomization,
     TrackingRewards,
 )
 from unilab_fabric.errors import UserError
@@ -200,7 +203,7 @@ def test_the_next_frame_is_shown_and_a_clip_s_end_is_a_time_limit():
 
 
 def test_a_robot_that_starts_in_the_reference_scores_high():
-    task = make(400, adaptive=False)
+    task = make(400, sampling=Sampling(mode="mixed"))
     task.reset(seed=5)
     task.advance(((task.reference.joint_pos[task.frame] - STAND) / 2.0).astype(np.float32))
     term = dict(zip(dataclasses.asdict(TrackingRewards()), task.terms, strict=True))
@@ -234,8 +237,14 @@ def test_heights_and_tilt_end_an_episode_and_drift_does_not(change, fails):
     assert task.terminated[0] == fails
 
 
+def sampler(*clips, **settings):
+    """Of clips with so many frames."""
+    last = np.repeat(np.cumsum(clips) - 1, clips)
+    return FrameSampler(Sampling(**settings), last, g1.CONTROL_STEP_S)
+
+
 def test_episodes_begin_more_often_where_they_fail():
-    sampling = AdaptiveSampling(461)
+    sampling = sampler(461)
     assert sampling.bins == 10
     np.testing.assert_allclose(sampling.probabilities(), 0.1)
     for _ in range(50):
@@ -249,6 +258,150 @@ def test_episodes_begin_more_often_where_they_fail():
     assert drawn.min() >= 0
     assert drawn.max() < 460
     assert ((drawn >= 230) & (drawn < 276)).mean() == pytest.approx(share, abs=0.03)
+
+
+def test_with_a_lookahead_they_also_begin_before_the_place_where_they_fail():
+    sampling = sampler(461, lookahead=3, lookahead_decay=0.5)
+    sampling.failures[:] = 0.0
+    sampling.failures[[5, 9]] = 1.0
+    weights = np.full(10, 0.01)
+    weights[[5, 9]] += 1.0
+    behind = np.concatenate([weights, [weights[9], weights[9]]])
+    expected = behind[:10] + 0.5 * behind[1:11] + 0.25 * behind[2:12]
+    np.testing.assert_allclose(sampling.probabilities(), expected / expected.sum())
+
+
+def test_mixed_sampling_begins_at_the_start_of_any_clip_or_anywhere():
+    drawn = sampler(100, 300, mode="mixed", start_ratio=0.4).draw(np.random.default_rng(0), 8000)
+    assert drawn.max() == 399
+    for start in (0, 100):
+        assert (drawn == start).mean() == pytest.approx(0.2 + 0.6 / 400, abs=0.02)
+    rest = drawn[(drawn != 0) & (drawn != 100)]
+    assert (rest < 100).mean() == pytest.approx(0.25, abs=0.03)
+    assert set(sampler(100, mode="mixed", start_ratio=1.0).draw(np.random.default_rng(0), 50)) == {0}
+
+
+@pytest.mark.parametrize(
+    ("make_it", "said"),
+    [
+        (lambda: Sampling(mode="start"), "task.sampling.mode is start; allowed: adaptive or mixed"),
+        (lambda: Sampling(start_ratio=1.5), "task.sampling.start_ratio is 1.5; allowed: 0 to 1"),
+        (lambda: Sampling(lookahead=0), "task.sampling.lookahead is 0; allowed: 1 or more"),
+        (lambda: Sampling(lookahead_decay=0.0), "task.sampling.lookahead_decay is 0.0; allowed: more than 0, up to 1"),
+        (lambda: TrackingPushes(interval_s=0.0), "task.pushes.interval_s is 0.0; allowed: 0.02 s or more"),
+        (lambda: TrackingPushes(tilting=-1.0), "task.pushes.tilting is -1.0; allowed: 0 or more"),
+        (
+            lambda: TrackingRandomization(torso_com=(0.1, -0.1, 0.0)),
+            "task.randomization.torso_com is [0.1, -0.1, 0.0]; allowed: three numbers from 0 to less than 1 m",
+        ),
+        (
+            lambda: TrackingRandomization(encoder_bias=(0.1, 0.0)),
+            "task.randomization.encoder_bias is [0.1, 0.0]; allowed: two finite numbers, the smaller first",
+        ),
+        (
+            lambda: TrackingRandomization(friction=(-0.1, 1.0)),
+            "task.randomization.friction is [-0.1, 1.0]; allowed: 0 or more",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(make_it, said):
+    with pytest.raises(UserError) as refused:
+        make_it()
+    assert str(refused.value) == said
+
+
+def test_robots_differ_within_the_ranges_and_anew_at_every_reset():
+    task = make(200, randomization=TrackingRandomization())
+    task.reset()
+    model, torso = task.sims.model, task.sims.model.body("torso_link").id
+    shift = task.sims.mutable["physics/body_ipos"][:, torso] - model.body_ipos[torso]
+    reach = np.array([0.025, 0.05, 0.05])
+    assert (np.abs(shift) <= reach + 1e-9).all()
+    assert (np.abs(shift).max(axis=0) > 0.9 * reach).all()
+    others = np.arange(model.nbody) != torso
+    assert (task.sims.mutable["physics/body_ipos"][:, others] == model.body_ipos[others]).all()
+    friction = task.sims.mutable["physics/geom_friction"][:, [model.geom(name).id for name in g1.CORNERS], 0]
+    assert (friction == friction[:, :1]).all()
+    assert 0.3 <= friction.min() < 0.35
+    assert 1.15 < friction.max() <= 1.2
+    bias = task._robots.encoder_bias.copy()
+    assert 0.0099 < np.abs(bias).max() <= 0.01
+    task.reset()
+    assert not (task._robots.encoder_bias == bias).any(axis=1).all()
+
+
+def test_a_shifted_centre_of_mass_weighs_as_in_mujoco():
+    task = make(3, randomization=TrackingRandomization(encoder_bias=None, friction=None), thresholds=WIDE)
+    task.reset(seed=6)
+    action = play(task, 1)
+    torso, expected = task.sims.model.body("torso_link").id, []
+    for env in range(3):
+        model = copy.copy(task.sims.model)
+        model.body_ipos[torso] = task.sims.mutable["physics/body_ipos"][env, torso]
+        mujoco.mj_setConst(model, mujoco.MjData(model))
+        data = mujoco.MjData(model)
+        mujoco.mj_setState(model, data, task.sims.state[env], mujoco.mjtState.mjSTATE_INTEGRATION)
+        data.ctrl[:] = STAND + 2.0 * action[env]
+        mujoco.mj_step(model, data, nstep=3)
+        expected.append(data.qpos.copy())
+    task.advance(action)
+    np.testing.assert_allclose(task.sims.qpos, expected, atol=1e-7)
+
+
+def test_an_encoder_s_error_is_in_what_the_actor_sees_and_against_it_in_what_the_servo_gets():
+    ranges = TrackingRandomization(torso_com=None, friction=None)
+    task = make(randomization=ranges, thresholds=WIDE)
+    task.reset()
+    action = play(task, 2)
+    bias = task._robots.encoder_bias
+    assert np.abs(bias).min() > 0
+    seen = task.observation["actor"] - task.observation["critic"][:, :160]
+    np.testing.assert_allclose(seen[:, 73:102], bias, atol=1e-6)
+    assert not np.delete(seen, np.s_[73:102], axis=1).any()
+    np.testing.assert_allclose(task.observation["critic"][:, 73:102], task.sims.qpos[:, 7:] - STAND, atol=1e-6)
+    np.testing.assert_allclose(task.sims.ctrl, STAND + 2.0 * action - bias, atol=1e-6)
+
+
+def test_a_push_changes_the_velocity_in_the_world_by_no_more_than_its_reach():
+    pushes = TrackingPushes(interval_s=0.02)
+    task, still = make(300, pushes=pushes), make(300)
+    for one in (task, still):
+        one.reset(seed=1)
+        one.sims.step = lambda: None
+    np.testing.assert_array_equal(task.sims.qvel, still.sims.qvel)
+    task._simulate(np.zeros((300, 29), np.float32))
+    change = task.sims.qvel[:, :6] - still.sims.qvel[:, :6]
+    spin = quaternions.rotate(task.sims.qpos[:, 3:7], change[:, 3:])
+    for found, reach in ((change[:, :3], [0.5, 0.5, 0.2]), (spin, [0.52, 0.52, 0.78])):
+        assert (np.abs(found) <= np.array(reach) + 1e-9).all()
+        assert (np.abs(found).max(axis=0) > 0.9 * np.array(reach)).all()
+    assert (task.sims.qvel[:, 6:] == still.sims.qvel[:, 6:]).all()
+
+
+def test_pushes_come_as_often_as_their_interval_says():
+    task = make(400, pushes=TrackingPushes(interval_s=0.5), thresholds=WIDE)
+    task.reset()
+    task.sims.step = lambda: None
+    pushed = 0
+    for _ in range(50):
+        before = task.sims.qvel[:, :3].copy()
+        task._simulate(np.zeros((400, 29), np.float32))
+        pushed += (task.sims.qvel[:, :3] != before).any(axis=1).sum()
+    assert pushed / 400 == pytest.approx(50 * 0.02 / 0.5, abs=0.3)
+
+
+def test_random_robots_and_pushes_continue_bit_for_bit():
+    settings = {"randomization": TrackingRandomization(), "pushes": TrackingPushes(interval_s=0.1)}
+    task, other = make(20, **settings), make(20, **{**settings, "seed": 9})
+    task.reset()
+    play(task, 10, scale=0.5)
+    other.reset()
+    other.set_state(task.get_state())
+    for one in (task, other):
+        play(one, 30, scale=0.5, seed=2)
+    for group in ("actor", "critic"):
+        np.testing.assert_array_equal(other.observation[group], task.observation[group])
+    np.testing.assert_array_equal(other.sims.qpos, task.sims.qpos)
 
 
 def test_failures_are_noted_and_return_with_the_state():

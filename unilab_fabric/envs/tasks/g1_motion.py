@@ -19,12 +19,14 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from unilab_fabric.envs import observations, quaternions, rewards
+from unilab_fabric.envs import observations, quaternions, randomization, rewards
 from unilab_fabric.envs.batch import Simulations, lever_matrix, point_velocity_b, rotation_matrix
 from unilab_fabric.envs.clips import clip_path
+from unilab_fabric.envs.commands import Range, check_range
 from unilab_fabric.envs.motions import load_motion, problems
 from unilab_fabric.envs.robots import g1
 from unilab_fabric.envs.robots.model import Physics
+from unilab_fabric.envs.sampling import FrameSampler, Sampling
 from unilab_fabric.envs.tasks.g1_walk import JOINTS, torso_motion
 from unilab_fabric.envs.vector_env import Array, Ids, Mask, TaskEnv, control_steps
 from unilab_fabric.errors import UserError
@@ -47,6 +49,7 @@ LOW = 0.05  # m
 ACTOR_SIZE = 160
 CRITIC_SIZE = ACTOR_SIZE + 9 * len(BODIES) + 3
 _MEASURED = slice(67, 131)
+_JOINT_ANGLES = slice(73, 102)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,51 @@ class Thresholds:
     """Of any ankle or wrist [m]."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrackingRandomization:
+    """What differs between robots, drawn at every reset; null leaves a quantity alone."""
+
+    torso_com: tuple[float, float, float] | None = (0.025, 0.05, 0.05)
+    """Greatest shift of the torso's centre of mass, either way along x, y and z of the torso [m]."""
+    encoder_bias: Range | None = (-0.01, 0.01)
+    """Error of each joint's encoder [rad]: the actor sees its angle with it, and the servo aims as much too low."""
+    friction: Range | None = (0.3, 1.2)
+    """Sliding friction of the soles. The faithful physics' capsules along them slide no easier than the floor's 1."""
+
+    def __post_init__(self) -> None:
+        if self.torso_com is not None and not (len(self.torso_com) == 3 and all(0 <= s < 1 for s in self.torso_com)):
+            told = "allowed: three numbers from 0 to less than 1 m"
+            raise UserError("task.randomization.torso_com", list(self.torso_com), told)
+        for name in ("encoder_bias", "friction"):
+            if getattr(self, name) is not None:
+                check_range(f"task.randomization.{name}", getattr(self, name))
+        if self.friction is not None and self.friction[0] < 0:
+            raise UserError("task.randomization.friction", list(self.friction), "allowed: 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingPushes:
+    """Sudden changes of the pelvis's velocity, world frame, each environment by itself."""
+
+    interval_s: float = 2.0
+    """Mean time between two pushes of an environment [s]."""
+    planar: float = 0.5
+    """Greatest change along x and along y [m/s]."""
+    vertical: float = 0.2
+    """Greatest change along z [m/s]."""
+    tilting: float = 0.52
+    """Greatest change of the rates about x and about y [rad/s]."""
+    turning: float = 0.78
+    """Greatest change of the rate about z [rad/s]."""
+
+    def __post_init__(self) -> None:
+        if not self.interval_s >= g1.CONTROL_STEP_S:
+            raise UserError("task.pushes.interval_s", self.interval_s, f"allowed: {g1.CONTROL_STEP_S} s or more")
+        for name in ("planar", "vertical", "tilting", "turning"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"task.pushes.{name}", getattr(self, name), "allowed: 0 or more")
+
+
 class _Reference:
     """One or more clips, one behind the other: frames (T, ...) of joints and of the fourteen bodies."""
 
@@ -126,39 +174,6 @@ class _Reference:
         """(T,): the last frame of the clip that a frame belongs to."""
 
 
-class AdaptiveSampling:
-    """Where episodes begin: more often where they fail (frames in bins of a second)."""
-
-    DECAY = 0.001
-    FLOOR = 0.1
-
-    def __init__(self, frames: int) -> None:
-        self.frames = frames
-        self.bins = int(frames * g1.CONTROL_STEP_S) + 1
-        self.failures = np.zeros(self.bins)
-        """Decaying count of failures by bin."""
-
-    def probabilities(self) -> NDArray[np.float64]:
-        """(bins,)"""
-        weights = self.failures + self.FLOOR / self.bins
-        shares: NDArray[np.float64] = weights / weights.sum()
-        return shares
-
-    def note(self, failed_at: NDArray[np.int64]) -> None:
-        """Takes note of the frames at which episodes failed in one tick; nothing if there is none."""
-        if failed_at.size:
-            where = np.minimum(failed_at * self.bins // max(self.frames - 1, 1), self.bins - 1)
-            counts = np.bincount(where, minlength=self.bins)
-            self.failures *= 1 - self.DECAY
-            self.failures += self.DECAY * counts
-
-    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """First frames of n episodes."""
-        chosen = np.searchsorted(self.probabilities().cumsum(), rng.random(n) * (1 - 1e-12))
-        place = (np.minimum(chosen, self.bins - 1) + rng.random(n)) / self.bins
-        return np.asarray(place * (self.frames - 1), np.int64)
-
-
 class G1MotionTracking(TaskEnv):
     """G1 follows a reference motion: 29 position targets, 50 Hz."""
 
@@ -173,8 +188,10 @@ class G1MotionTracking(TaskEnv):
         rewards: TrackingRewards = TrackingRewards(),
         reward_scale: float = 1.0,
         thresholds: Thresholds = Thresholds(),
-        adaptive: bool = True,
+        sampling: Sampling = Sampling(),  # noqa: B008  frozen
         noise: TrackingNoise | None = None,
+        pushes: TrackingPushes | None = None,
+        randomization: TrackingRandomization | None = None,
         stagger: bool = False,
         mjcf: str | None = None,
         num_threads: int = 0,
@@ -191,12 +208,14 @@ class G1MotionTracking(TaskEnv):
             rewards: Weight per second of each reward term.
             reward_scale: Factor on the whole reward, so that returns fit the critic's range.
             thresholds: Errors at which an episode fails.
-            adaptive: Begin episodes more often where they fail; else anywhere alike.
+            sampling: Where in the motion episodes begin.
             noise: Noise on the actor's observation; null for none.
+            pushes: Sudden changes of the pelvis's velocity; null for none.
+            randomization: Differences between robots; null for none.
             stagger: End the first episodes after a random part of the time limit, so that time-outs do not coincide.
             mjcf: MJCF file in place of the shipped robot and floor, with the same joints, actuators, sensors and feet.
             num_threads: Physics threads, 0 for all allowed cores.
-            seed: Seed of resets and noise.
+            seed: Seed of resets, noise, pushes and randomisation.
         """
         for name, value in [("action_scale", action_scale), ("reward_scale", reward_scale)]:
             if not value > 0:
@@ -220,8 +239,9 @@ class G1MotionTracking(TaskEnv):
         model = g1.load(physics, mjcf)
         self.sims = Simulations(model, num_envs, substeps=g1.PHYSICS[physics].substeps, num_threads=num_threads)
         self.reference = _Reference(motion, model)
-        self.sampling = AdaptiveSampling(len(self.reference.last))
-        self._adaptive = adaptive
+        self.sampling = FrameSampler(sampling, self.reference.last, g1.CONTROL_STEP_S)
+        self._pushes = pushes
+        self._robots = None if randomization is None else _RandomRobots(self.sims, randomization)
         self._ids = [model.body(name).id for name in BODIES]
         self._fields = [self.sims.derived(name) for name in ("xpos", "xquat", "cvel", "subtree_com")]
         self._scratch = mujoco.MjData(model)
@@ -241,13 +261,21 @@ class G1MotionTracking(TaskEnv):
         names = ("frame", "pos", "quat", "lin_vel", "ang_vel", "target_pos", "target_quat")
         own: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in names}
         self.mutable.update({**own, "action": self._action, "failures": self.sampling.failures, **self.sims.mutable})
+        if self._robots is not None:
+            self.mutable["encoder_bias"] = self._robots.encoder_bias
+
+    def set_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """As in the base; what MuJoCo derives from a robot's masses is derived again."""
+        super().set_state(state)
+        if self._robots is not None:
+            self._robots.derive(np.arange(self.num_envs))
 
     # ---- the parts of a step ----------------------------------------------------------------------------------------
 
     def _begin(self, ids: Ids) -> None:
         """The robot stands in a frame of the reference, a little off."""
         rng, n, reference = self.np_random, ids.size, self.reference
-        frame = self.sampling.draw(rng, n) if self._adaptive else rng.integers(0, len(reference.last), n)
+        frame = self.sampling.draw(rng, n)
         self.frame[ids] = frame
         motion = np.zeros((n, 71))
         motion[:, :3] = reference.pos[frame, 0] + rng.uniform(-1, 1, (n, 3)) * [0.05, 0.05, 0.01]
@@ -261,6 +289,8 @@ class G1MotionTracking(TaskEnv):
         motion[:, 39:42] = quaternions.rotate(quaternions.conjugate(turn), spin_w)  # a free joint's is in its own frame
         motion[:, 42:71] = reference.joint_vel[frame]
         self.sims.place(ids, motion)
+        if self._robots is not None:
+            self._robots.draw(rng, ids)
         self._action[ids] = 0.0
         for row, env in zip(motion, ids.tolist(), strict=True):
             self._derive(env, row)
@@ -270,6 +300,10 @@ class G1MotionTracking(TaskEnv):
         np.subtract(action, self._action, out=self._change)
         self._action[:] = action
         self.sims.ctrl[:] = action * self._action_scale + self._stand
+        if self._robots is not None:
+            self.sims.ctrl[:] -= self._robots.encoder_bias
+        if self._pushes is not None:
+            self._push(self._pushes)
         diverged = self.sims.step()
         self._sense_bodies()
         return diverged
@@ -346,8 +380,19 @@ class G1MotionTracking(TaskEnv):
             axis=1,
         )
         actor[:] = critic[:, :ACTOR_SIZE]
+        if self._robots is not None:
+            actor[:, _JOINT_ANGLES] += self._robots.encoder_bias[ids]
         if self._noise is not None:
             actor[:, _MEASURED] = observations.uniform_noise(self.np_random, actor[:, _MEASURED], self._noise)
+
+    def _push(self, pushes: TrackingPushes) -> None:
+        rng = self.np_random
+        ids = np.flatnonzero(randomization.is_pushed(rng, self.num_envs, g1.CONTROL_STEP_S, pushes.interval_s))
+        if ids.size:
+            self.sims.qvel[ids, :3] += randomization.push_velocity(rng, ids.size, pushes.planar, pushes.vertical)
+            spin_w = randomization.push_velocity(rng, ids.size, pushes.tilting, pushes.turning)
+            upright = quaternions.conjugate(self.sims.qpos[ids, 3:7])
+            self.sims.qvel[ids, 3:6] += quaternions.rotate(upright, spin_w)  # a free joint's is in its own frame
 
     # ---- what they are made of --------------------------------------------------------------------------------------
 
@@ -387,6 +432,41 @@ class G1MotionTracking(TaskEnv):
         rates = 42 + g1.FIRST_WAIST
         _, spin = torso_motion(pelvis[2], turning, state[first : first + 3], state[rates : rates + 3])
         return point_velocity_b(pelvis, state[36:39], turning, self._lever), spin
+
+
+class _RandomRobots:
+    """In what the robots differ."""
+
+    encoder_bias: Array
+    """(N, 29) [rad]"""
+
+    def __init__(self, sims: Simulations, ranges: TrackingRandomization) -> None:
+        model = sims.model
+        self._sims = sims
+        self._ranges = ranges
+        self._torso = model.body("torso_link").id
+        self._soles = [i for i in range(model.ngeom) if "_foot" in model.geom(i).name]
+        self._com = sims.per_simulation("body_ipos")
+        self._friction = sims.per_simulation("geom_friction")
+        self.encoder_bias = np.zeros((len(self._com), JOINTS), np.float32)
+
+    def draw(self, rng: np.random.Generator, ids: Ids) -> None:
+        """New robots for these simulations."""
+        ranges, n = self._ranges, ids.size
+        if ranges.torso_com is not None:
+            shift = rng.uniform(-1, 1, (n, 3)) * ranges.torso_com
+            self._com[ids, self._torso] = self._sims.model.body_ipos[self._torso] + shift
+        if ranges.encoder_bias is not None:
+            self.encoder_bias[ids] = rng.uniform(*ranges.encoder_bias, (n, JOINTS))
+        if ranges.friction is not None:
+            friction = randomization.sliding_friction(rng, n, ranges.friction)
+            self._friction[ids[:, None], self._soles, 0] = friction[:, None]
+        self.derive(ids)
+
+    def derive(self, ids: Ids) -> None:
+        """What MuJoCo keeps of the centre of mass in other fields follows the drawn one."""
+        if self._ranges.torso_com is not None:
+            self._sims.derive_constants(ids)
 
 
 def _entropy(probabilities: NDArray[np.float64]) -> float:
