@@ -90,7 +90,7 @@ def run(one: Benchmark, output: Path, more: Sequence[str] = ()) -> Outcome:
     started = time.monotonic()
     file = output / f"{one.name}.txt"
     with file.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_heed_interrupts)
         try:
             status: int | None = process.wait(one.deadline_s)
         except subprocess.TimeoutExpired:
@@ -101,6 +101,11 @@ def run(one: Benchmark, output: Path, more: Sequence[str] = ()) -> Outcome:
     if status == MISSED and not (output / f"{one.name}.json").exists():
         status = FAILED  # an exception has the same status, but leaves no figures
     return Outcome(one.name, status, time.monotonic() - started)
+
+
+def _heed_interrupts() -> None:
+    """In a job that a shell has put into the background SIGINT is ignored, and so in all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from shared.jobs import on_cores
 from shared.timing import in_turn, machine, table
 
 from unilab_fabric.loop.slots import HEAD, NUM_SLOTS, Channel, map_slots, slot_bytes, spec_from_message, spec_to_message
@@ -42,14 +43,9 @@ _END_S = 10.0
 _WAIT_S = 60.0
 
 
-def _hold(which: int) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[which % len(cores)]})
-
-
-def answer_in_slots(end: socket.socket) -> None:
+def answer_in_slots(end: socket.socket, core: int) -> None:
     """The other process: takes actions from a slot and leaves everything else there; empty where the slot says so."""
-    _hold(1)
+    os.sched_setaffinity(0, {core})
     channel = Channel(end, "the benchmark")
     message = channel.receive(_WAIT_S, "say what to hand over")
     assert message is not None
@@ -63,9 +59,9 @@ def answer_in_slots(end: socket.socket) -> None:
         channel.signal()
 
 
-def answer_in_pipe(end: Connection) -> None:
+def answer_in_pipe(end: Connection, core: int) -> None:
     """The other process: receives actions and sends everything else."""
-    _hold(1)
+    os.sched_setaffinity(0, {core})
     message = end.recv()
     slots = map_slots(anonymous_memory(NUM_SLOTS * slot_bytes(message)), message)
     arrays = {name: getattr(slots[0], name).copy() for name in HEAD[1:]}
@@ -74,9 +70,9 @@ def answer_in_pipe(end: Connection) -> None:
 
 
 @contextmanager
-def other_process(target: Callable[[Any], None], end: Any) -> Iterator[None]:
-    """Runs with its end of the connection; ends it."""
-    process = multiprocessing.get_context("spawn").Process(target=target, args=(end,), daemon=True)
+def other_process(target: Callable[[Any, int], None], end: Any, core: int) -> Iterator[None]:
+    """Runs on a core with its end of the connection; ends it."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(end, core), daemon=True)
     process.start()
     try:
         yield
@@ -88,10 +84,14 @@ def other_process(target: Callable[[Any], None], end: Any) -> Iterator[None]:
 
 def measure(repeats: int, seconds: float) -> dict[str, dict[str, float]]:
     """Prints and returns the table."""
-    _hold(0)
+    cores = sorted(os.sched_getaffinity(0))
     ours, theirs = socket.socketpair()
     pipe, other_pipe = multiprocessing.Pipe()
-    with other_process(answer_in_slots, theirs), other_process(answer_in_pipe, other_pipe):
+    with (
+        on_cores({cores[0]}),
+        other_process(answer_in_slots, theirs, cores[-1]),
+        other_process(answer_in_pipe, other_pipe, cores[-1]),
+    ):
         theirs.close()
         channel, transfer = Channel(ours, "the other process"), SharedTransfer()
         descriptor = anonymous_memory(NUM_SLOTS * slot_bytes(GO2))
@@ -123,8 +123,7 @@ def measure(repeats: int, seconds: float) -> dict[str, dict[str, float]]:
         finally:
             channel.send({"end": True})
             pipe.send(None)
-    numbers = table("a round trip, Go2, 256 environments", times, REFERENCE)
-    return numbers
+    return table("a round trip, Go2, 256 environments", times, REFERENCE)
 
 
 def main() -> None:
