@@ -55,8 +55,9 @@ def without_noise(monkeypatch):
     monkeypatch.setattr(torch, "randn", lambda size, **_: torch.zeros(size))
 
 
-def close(ours, plain):
-    torch.testing.assert_close(ours, plain, atol=2e-5, rtol=0.0)
+def close(ours, plain, learning_rate=3e-4):
+    """RMS of the difference under 1% of a step: Adam may turn the rounding of single weights into more."""
+    assert (ours - plain).square().mean().sqrt() < 0.01 * learning_rate
 
 
 def test_fast_sac_s_reference_learns_what_the_learner_does(benchmark, monkeypatch):
