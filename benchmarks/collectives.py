@@ -96,7 +96,7 @@ def together(calls: Mapping[str, Callable[[], None]], repeats: int, seconds: flo
     for name, call in calls.items():
         call()
         took = _timed(call, 2, device) / 2
-        agreed = torch.tensor(min(max(seconds / took, 2), 5000.0), device=device)
+        agreed = torch.tensor(min(max(seconds / took, 2.0), 5000.0), device=device)  # a float on every rank
         dist.broadcast(agreed, 0)
         counts[name] = int(agreed)
     times: Times = {name: [] for name in calls}
